@@ -1,0 +1,250 @@
+"""The pure choice: Problem and GPU to Decision. Nothing is probed, loaded or compiled here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from . import image, jit
+from .cost import predict
+from .decision import Decision, Rejection, problem_text, summary
+from .device import DeviceInfo
+from .errors import UnknownName, UnsupportedProblem
+from .generator.variant import Variant
+from .pack import Names, Pack
+from .policy import Policy
+from .problem import Problem, bucket
+from .requirements import REQUIREMENTS, compute_dtype, features
+
+Failures = Mapping[tuple[str, str, str], str]
+"""(source, arch, variant) → why it failed in this process; source is ``image`` or ``jit``."""
+
+
+class Candidate(NamedTuple):
+    """A variant with the code that would run it."""
+
+    variant: Variant
+    source: str
+    arch: str
+
+
+class Answer(NamedTuple):
+    """What a tier that answers gives: candidates, best first."""
+
+    candidates: list[Candidate]
+    reason: str
+
+
+@dataclass
+class Search:
+    """One choice under way."""
+
+    problem: Problem
+    device: DeviceInfo
+    pack: Pack
+    policy: Policy
+    failed: Failures
+    toolchain: Callable[[], jit.Toolchain]
+    rejections: list[Rejection] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.archs = image.order(self.pack.archs, self.device.cc)
+        self.features = features(self.pack, self.archs)
+        ours = [variant for variant in self.pack.variants.values() if variant.op == self.problem.op]
+        self.fits = {variant.name: variant for variant in ours if not self.reject(variant)}
+        self.fallback = self.pack.fallback.get(self.problem.op, "")
+
+    def reject(self, variant: Variant) -> bool:
+        """Whether a requirement does not hold; the reasons are kept."""
+        reasons = [why for rule in REQUIREMENTS if (why := rule(variant, self.problem, self.device, self.features))]
+        self.rejections += [Rejection(variant.name, reason) for reason in reasons]
+        return bool(reasons)
+
+    def regular(self) -> list[Variant]:
+        """The variants that fit, without the fallback's."""
+        return [variant for variant in self.fits.values() if variant.family != self.fallback]
+
+    def image(self, variant: Variant) -> Candidate | None:
+        """The variant from the best image that serves the GPU and has not failed."""
+        for arch in self.archs:
+            if self.pack.image_of(arch, variant) and ("image", arch, variant.name) not in self.failed:
+                return Candidate(variant, "image", arch)
+        return None
+
+    def jit(self, variant: Variant) -> Candidate | str:
+        """The variant through NVRTC, or why not."""
+        if self.policy.jit == "off":
+            return "the policy is jit='off'"
+        tools = self.toolchain()
+        arch = jit.target(self.device.cc, self.pack.archs, tools)
+        if arch is None:
+            return tools.why_none or f"NVRTC {tools.version} has no target that runs on {self.device}"
+        return self.failed.get(("jit", arch, variant.name)) or Candidate(variant, "jit", arch)
+
+    def predict(self, variant: Variant) -> float:
+        """Predicted time in microseconds."""
+        return predict(variant, self.problem, self.device, self.pack.cost[variant.family])
+
+    def rank(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Fastest first; among equals the wider loads, then the name, so that two processes choose alike."""
+        return sorted(candidates, key=lambda c: (self.predict(c.variant), -c.variant.align, c.variant.name))
+
+
+def _forced(search: Search) -> Answer | str:
+    name = search.policy.force_variant
+    if name is None:
+        return "no variant is forced"
+    variants = search.pack.variants
+    if name not in variants:
+        raise UnknownName("variant", name, variants, "`tilery list` shows all.")
+    reasons = [rejection.reason for rejection in search.rejections if rejection.name == name]
+    found = search.image(variants[name]) or search.jit(variants[name])
+    reasons += [found] if isinstance(found, str) else []
+    if variants[name].op != search.problem.op:
+        reasons.append(f"it computes {variants[name].op}, the problem is {search.problem.op}")
+    if reasons or isinstance(found, str):
+        advice = f"{name} was forced and cannot serve this problem: {'; '.join(reasons)}."
+        raise UnknownName("variant for this problem", name, search.fits, advice)
+    return Answer([found], "forced by the policy")
+
+
+def _named(search: Search, names: Names, what: str) -> Answer | str:
+    """The ranked names of a record or row, as far as they fit and have an image."""
+    fitting = [search.fits[name] for name in names if name in search.fits]
+    found = [candidate for variant in fitting if (candidate := search.image(variant))]
+    return Answer(found, what) if found else f"{what}, but none of its {len(names)} variants fits and has an image"
+
+
+def _exact(search: Search) -> Answer | str:
+    p = search.problem
+    key = (p.op, compute_dtype(p), p.layout, p.align, p.m, p.n, p.k, p.batch)
+    names = search.pack.records.get(search.device.name, {}).get(key)
+    if names is None:
+        return f"no record of this problem on {search.device.name}"
+    return _named(search, names, f"measured on {search.device.name}")
+
+
+def _bucket(search: Search) -> Answer | str:
+    p = search.problem
+    sizes = tuple(bucket(size) for size in (p.m, p.n, p.k))
+    silent = [f"no row for bucket {'x'.join(map(str, sizes))}"]
+    for gpu in (search.device.name, "*"):
+        names = search.pack.table.get((p.op, compute_dtype(p), p.layout, p.align, *sizes, gpu))
+        if names is not None:
+            answer = _named(search, names, f"row of bucket {'x'.join(map(str, sizes))} for {gpu}")
+            if not isinstance(answer, str):
+                return answer
+            silent.append(answer)
+    return silent[-1]
+
+
+def _model(search: Search) -> Answer | str:
+    return _ranked(search, sass=True)
+
+
+def _portable(search: Search) -> Answer | str:
+    return _ranked(search, sass=False)
+
+
+def _ranked(search: Search, sass: bool) -> Answer | str:
+    kind = "machine code" if sass else "PTX"
+    found = [c for v in search.regular() if (c := search.image(v)) and image.is_sass(c.arch) is sass]
+    if not found:
+        return f"no variant that fits has an image of {kind} for {search.device}"
+    return Answer(search.rank(found), f"least predicted time of {len(found)} variants with {kind}")
+
+
+def _jit(search: Search) -> Answer | str:
+    missing = [variant for variant in search.regular() if search.image(variant) is None]
+    if not missing:
+        return "no variant of the pack fits that lacks an image"
+    tried = {variant.name: search.jit(variant) for variant in missing}
+    found = [candidate for candidate in tried.values() if not isinstance(candidate, str)]
+    search.rejections += [Rejection(name, why) for name, why in tried.items() if isinstance(why, str)]
+    if not found:
+        return f"none of {len(missing)} variants can be compiled: {next(iter(tried.values()))}"
+    return Answer(search.rank(found), f"no image fits; least predicted time of {len(found)} that NVRTC can compile")
+
+
+def _fallback(search: Search) -> Answer | str:
+    if search.policy.jit == "require":
+        return "the policy is jit='require', which forbids the fallback"
+    variants = [variant for variant in search.fits.values() if variant.family == search.fallback]
+    if not variants:
+        return f"no variant of the fallback {search.fallback or '(none declared)'} fits"
+    options = [search.image(variant) or search.jit(variant) for variant in variants]
+    found = [candidate for candidate in options if not isinstance(candidate, str)]
+    if not found:
+        return f"{search.fallback} has no image for {search.device}, and {options[0]}"
+    found = sorted(search.rank(found), key=lambda candidate: candidate.source != "image")
+    return Answer(found, f"{search.fallback} takes every problem")
+
+
+Tier = Callable[[Search], Answer | str]
+TIERS: Mapping[str, Tier] = {
+    "forced": _forced,
+    "exact": _exact,
+    "bucket": _bucket,
+    "model": _model,
+    "portable": _portable,
+    "jit": _jit,
+    "fallback": _fallback,
+}
+"""Asked in this order; the first that answers wins, the others leave their reason."""
+
+NO_FAILURES: Failures = {}
+
+
+def choose(
+    problem: Problem,
+    device: DeviceInfo,
+    pack: Pack,
+    policy: Policy,
+    failed: Failures = NO_FAILURES,
+    toolchain: Callable[[], jit.Toolchain] = jit.toolchain,
+) -> Decision:
+    """The variant that serves a Problem on a GPU, with the reasons against all others.
+
+    Args:
+        problem: what is asked.
+        device: the GPU, present or described.
+        pack: what can be chosen.
+        policy: the user's settings.
+        failed: what did not load or compile in this process, with the reason.
+        toolchain: the NVRTC there is; asked only when the JIT is considered.
+
+    Raises:
+        UnknownName: the forced variant is unknown or does not fit.
+        UnsupportedProblem: nothing can serve it; the message has every reason.
+    """
+    search = Search(problem, device, pack, policy, failed, toolchain)
+    search.rejections += [Rejection(name, f"{why} ({source} {arch})") for (source, arch, name), why in failed.items()]
+    silent: list[tuple[str, str]] = []
+    for tier, ask in TIERS.items():
+        answer = ask(search)
+        if isinstance(answer, str):
+            silent.append((tier, answer))
+        else:
+            return _decision(search, tier, answer, silent)
+    raise UnsupportedProblem(
+        f"nothing can serve {problem_text(problem)} on {device}",
+        [f"{tier}: {reason}" for tier, reason in silent] + summary(search.rejections),
+    )
+
+
+def _decision(search: Search, tier: str, answer: Answer, silent: list[tuple[str, str]]) -> Decision:
+    variant, source, arch = answer.candidates[0]
+    ranked = tuple((candidate.variant.name, search.predict(candidate.variant)) for candidate in answer.candidates)
+    return Decision(
+        problem=search.problem,
+        device=search.device,
+        variant=variant,
+        tier=tier,
+        arch=arch,
+        source=source,
+        reason=answer.reason,
+        silent=tuple(silent),
+        rejections=tuple(search.rejections),
+        ranked=ranked,
+    )

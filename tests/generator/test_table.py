@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import py_compile
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from generator.errors import TableError
+from generator.expand import expand, find, points
+from generator.load import Spec
+from generator.render import content_hash, plan
+from generator.table import Built, build, check_fatbin
+from generator.variant import Variant
+
+if TYPE_CHECKING:
+    from conftest import Project
+
+ARCHS = ("compute_80", "sm_90a")
+FAST = "fast_bf16_nt_128x128x32_w2x2_s3_a16"
+BIG = "fast_bf16_nt_256x128x64_w4x2_s3_a16"
+EXHAUSTIVE = "fast_bf16_nt_64x64x32_w2x2_s4_a16"
+
+
+def fatbin(payload: bytes) -> bytes:
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(payload)) + payload
+
+
+@pytest.fixture
+def images(spec: Spec, tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    for arch, units in plan(spec, ARCHS, "core").items():
+        for image in units:
+            path = folder / arch / f"{image}.fatbin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(fatbin(f"{arch} {image}".encode()))
+    return folder
+
+
+def tune(folder: Path, us: dict[str, float], gpu: str = "New") -> Path:
+    folder.mkdir(exist_ok=True)
+    key = {"op": "gemm", "m": 100, "n": 64, "k": 64, "batch": 1, "dtype": "bf16", "layout": "nt", "align": 16}
+    lines = [{"schema": 1, "gpu": gpu}, key | {"us": us}]
+    (folder / f"{gpu}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def make(spec: Spec, templates: Path, **options: Any) -> Built:
+    return build(spec, ARCHS, "core", "1.2.3", templates=templates, **options)
+
+
+def module(text: str, path: Path) -> ModuleType:
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("table_of_test", path)
+    assert spec and spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def test_contents(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
+    built = make(spec, templates, images=images, tuning=tune(tmp_path / "tuning", {FAST: 2, BIG: 1}))
+    table = module(built.text, tmp_path / "_table.py")
+    assert (table.SCHEMA, table.VERSION, table.TIER, table.FALLBACK) == (1, "1.2.3", "core", {"gemm": "plain"})
+    assert table.ARCHS["sm_90a"]["lineage"] == ("compute_80", "compute_75")
+    assert table.ARCHS["sm_90a"]["gpu"]["cc"] == (9, 0)
+    assert table.COST["fast"]["rate"] == {"f16": 1024, "bf16": 1024}
+    assert set(table.IMAGES) == set(ARCHS)
+    image = table.IMAGES["sm_90a"]["fast_bf16_nt"]
+    data = (images / "sm_90a" / "fast_bf16_nt.fatbin").read_bytes()
+    assert (image["sha256"], image["bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
+    assert BIG in image["variants"]
+    assert BIG not in table.IMAGES["compute_80"]["fast_bf16_nt"]["variants"]
+    assert table.TABLE == [("gemm", "bf16", "nt", 16, 128, 64, 64, "New", (BIG, FAST))]
+    assert table.RECORDS == {"New": {("gemm", "bf16", "nt", 16, 100, 64, 64, 1): (BIG, FAST)}}
+    assert (built.images, built.records, built.rows, built.dropped) == (10, 1, 1, 0)
+
+
+def test_a_variant_can_be_made_again_from_its_entry(spec: Spec, templates: Path, tmp_path: Path) -> None:
+    table = module(make(spec, templates).text, tmp_path / "_table.py")
+    kept = {variant.name: variant for variant in expand(spec, None).variants}
+    assert set(table.VARIANTS) == set(kept)
+    for name, entry in table.VARIANTS.items():
+        assert entry.pop("hash") == content_hash(kept[name], templates)
+        assert Variant(**entry) == kept[name]
+    assert table.IMAGES == {}
+
+
+def test_variants_of_the_tiers_without_image(project: Project, tmp_path: Path) -> None:
+    project.edit('tier = "exhaustive"', 'tier = "wide"')
+    text = build(project.spec, ARCHS, "core", "1", templates=project.templates).text
+    assert module(text, tmp_path / "_table.py").VARIANTS[EXHAUSTIVE]["tier"] == "wide"
+
+
+def test_exhaustive_variants_only_in_an_exhaustive_build(spec: Spec, templates: Path, tmp_path: Path) -> None:
+    assert EXHAUSTIVE not in make(spec, templates).text
+    assert EXHAUSTIVE in build(spec, ARCHS, "exhaustive", "1", templates=templates).text
+
+
+def test_deterministic(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
+    tuning = tune(tmp_path / "tuning", {FAST: 2, BIG: 1})
+    texts = {make(spec, templates, images=images, tuning=tuning).text for _ in range(2)}
+    program = (
+        "import sys; from pathlib import Path; from generator.load import load; from generator.table import build;"
+        "a = [Path(p) for p in sys.argv[1:]];"
+        "sys.stdout.write(build(load(a[0]), sys.argv[5:], 'core', '1.2.3', a[1], a[2], a[3]).text)"
+    )
+    fixture = templates.parent / "variants.toml"
+    for seed, archs in (("1", ARCHS), ("2", ARCHS[::-1])):
+        command = [sys.executable, "-c", program, *map(str, (fixture, images, tuning, templates)), *archs]
+        env = {"PYTHONHASHSEED": seed}
+        root = Path(__file__).parents[2]
+        texts.add(subprocess.run(command, capture_output=True, text=True, check=True, env=env, cwd=root).stdout)
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), r"no such image, to hold fast_bf16_nt_.*nearest: .*fast_bf16_nn"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), r"is truncated: \d+ bytes of \d+; delete it"),
+        (lambda path: path.write_bytes(path.read_bytes()[:7]), "is truncated: 7 bytes end within a header"),
+        (lambda path: path.write_bytes(b""), "is truncated: 0 bytes"),
+        (lambda path: path.write_bytes(b"\x7fELF" + bytes(100)), "is not a fatbin: 0x464C457F at byte 0"),
+        (lambda path: path.write_bytes(path.read_bytes() + bytes(16)), r"is not a fatbin: 0x00000000 at byte \d+"),
+    ],
+)
+def test_missing_or_damaged_image(spec: Spec, templates: Path, images: Path, damage: Any, message: str) -> None:
+    path = images / "sm_90a" / "fast_bf16_nt.fatbin"
+    damage(path)
+    with pytest.raises(TableError, match=f"{path}: {message}"):
+        make(spec, templates, images=images)
+
+
+def test_several_fatbins_in_a_file() -> None:
+    check_fatbin(fatbin(b"one") + fatbin(b"two"))
+    with pytest.raises(ValueError, match="truncated"):
+        check_fatbin(fatbin(b"one") + fatbin(b"two")[:-1])
+
+
+def test_records_of_what_this_build_lacks_are_counted(
+    spec: Spec, templates: Path, images: Path, tmp_path: Path
+) -> None:
+    tuning = tune(tmp_path / "tuning", {FAST: 2, EXHAUSTIVE: 1})
+    built = make(spec, templates, images=images, tuning=tuning)
+    assert built.dropped == 1
+    assert f"('{FAST}',))" in built.text
+    (images / "compute_75").mkdir()
+    (images / "compute_75" / "plain_f32_any.fatbin").write_bytes(fatbin(b""))
+    built = build(spec, ["compute_75"], "core", "1", images, tuning, templates)
+    assert (built.dropped, built.rows) == (2, 0)
+
+
+def test_record_of_a_name_in_no_tier(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=rf"New.jsonl:2: us: no tier of variants.toml has '{FAST}2'; nearest: {FAST}"):
+        make(spec, templates, images=images, tuning=tune(tmp_path / "tuning", {f"{FAST}2": 1.0}))
+
+
+def test_every_name_of_the_table_has_an_image(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
+    every = {point.variant.name: 1.0 + i for i, point in enumerate(points(spec))}
+    text = make(spec, templates, images=images, tuning=tune(tmp_path / "tuning", every)).text
+    table = module(text, tmp_path / "_table.py")
+    built = {name for units in table.IMAGES.values() for image in units.values() for name in image["variants"]}
+    assert {name for row in table.TABLE for name in row[-1]} == built
+    assert find(spec, FAST).variant.name in built
+
+
+def test_the_table_imports_nothing_and_fast(spec: Spec, templates: Path, tmp_path: Path) -> None:
+    text = make(spec, templates).text
+    assert not [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
+    (name, entry), *_ = module(text, tmp_path / "_table.py").VARIANTS.items()
+    entries = "".join(f"    {name + str(i)!r}: {entry | {'hash': f'{i:064x}'}!r},\n" for i in range(500))
+    path = tmp_path / "large.py"
+    path.write_text(text.replace("VARIANTS = {\n", "VARIANTS = {\n" + entries))
+    py_compile.compile(str(path), doraise=True)
+    program = "import time; start = time.perf_counter(); import large; print(time.perf_counter() - start)"
+    times = [
+        float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=tmp_path).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) < 0.005
