@@ -7,6 +7,10 @@ struct bf16 { unsigned short bits; };
 struct tf32 { float value; };
 typedef signed char s8;
 
+#ifdef TILERY_HOST
+#include <device_host.h>  // in <>, as it is no part of what a GPU's image is made from
+#else
+
 // ---- conversions (round to nearest even) ---------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -50,46 +54,8 @@ __device__ __forceinline__ T load_global(const void* p) { return *(const T*)p; }
 template <class T>
 __device__ __forceinline__ void store_global(void* p, T value) { *(T*)p = value; }
 
-// 16 bytes at a 16-byte aligned p, or zeros.
-__device__ __forceinline__ uint4 load_global_16(const void* p, bool inside) {
-    return inside ? load_global<uint4>(p) : make_uint4(0, 0, 0, 0);
-}
-
-// The first `bytes` (0 to 16) of the 16 bytes at any p that is aligned to an element of SIZE bytes, in two parts, so that the wait for
-// memory falls between them. `load_words` reads the aligned words that hold at least one wanted byte: it never leaves the 4-byte granule
-// of a valid element. `shift_words` moves the bytes into place and puts zeros behind them.
-template <int SIZE>
-struct Words { unsigned w[SIZE == 4 ? 4 : 5]; };
-
-template <int SIZE>
-__device__ __forceinline__ int word_offset(const void* p) { return SIZE == 4 ? 0 : (int)((unsigned long long)p & 3u); }
-
-template <int SIZE>
-__device__ __forceinline__ void load_words(Words<SIZE>& words, const void* p, int bytes) {
-    int offset = word_offset<SIZE>(p), end = bytes > 0 ? offset + bytes : 0;
-    const char* base = (const char*)p - offset;
-#pragma unroll
-    for (int i = 0; i < (SIZE == 4 ? 4 : 5); i++) words.w[i] = 4 * i < end ? load_global<unsigned>(base + 4 * i) : 0u;
-}
-
-template <int SIZE>
-__device__ __forceinline__ uint4 shift_words(const Words<SIZE>& words, const void* p, int bytes) {
-    if constexpr (SIZE == 4) {
-        return make_uint4(words.w[0], words.w[1], words.w[2], words.w[3]);
-    } else {
-        unsigned v[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = __funnelshift_r(words.w[i], words.w[i + 1], 8 * word_offset<SIZE>(p));
-        if (bytes < 16) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int valid = bytes - 4 * i;
-                if (valid < 4) v[i] &= valid > 0 ? (1u << (8 * valid)) - 1u : 0u;
-            }
-        }
-        return make_uint4(v[0], v[1], v[2], v[3]);
-    }
-}
+// The aligned word at p, of which the bytes from `from` to `to` are wanted.
+__device__ __forceinline__ unsigned load_global_word(const char* p, const char* from, const char* to) { return load_global<unsigned>(p); }
 
 // cp.async (PTX ISA, "Data Movement: cp.async"): 16 bytes, or zeros, to shared memory. They are there only after the group's wait and a
 // barrier.
@@ -141,8 +107,54 @@ __device__ __forceinline__ unsigned round_operand(tf32, unsigned bits) {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(bits)));
     return r;
 }
+
+#endif  // TILERY_HOST
+
 template <class T>
 __device__ __forceinline__ unsigned round_operand(T, unsigned bits) { return bits; }
+
+// ---- on top of these -----------------------------------------------------------------------------------------------------------
+
+// 16 bytes at a 16-byte aligned p, or zeros.
+__device__ __forceinline__ uint4 load_global_16(const void* p, bool inside) {
+    return inside ? load_global<uint4>(p) : make_uint4(0, 0, 0, 0);
+}
+
+// The first `bytes` (0 to 16) of the 16 bytes at any p that is aligned to an element of SIZE bytes, in two parts, so that the wait for
+// memory falls between them. `load_words` reads the aligned words that hold at least one wanted byte: it never leaves the 4-byte granule
+// of a valid element. `shift_words` moves the bytes into place and puts zeros behind them.
+template <int SIZE>
+struct Words { unsigned w[SIZE == 4 ? 4 : 5]; };
+
+template <int SIZE>
+__device__ __forceinline__ int word_offset(const void* p) { return SIZE == 4 ? 0 : (int)((unsigned long long)p & 3u); }
+
+template <int SIZE>
+__device__ __forceinline__ void load_words(Words<SIZE>& words, const void* p, int bytes) {
+    int offset = word_offset<SIZE>(p), end = bytes > 0 ? offset + bytes : 0;
+    const char *from = (const char*)p, *base = from - offset;
+#pragma unroll
+    for (int i = 0; i < (SIZE == 4 ? 4 : 5); i++) words.w[i] = 4 * i < end ? load_global_word(base + 4 * i, from, base + end) : 0u;
+}
+
+template <int SIZE>
+__device__ __forceinline__ uint4 shift_words(const Words<SIZE>& words, const void* p, int bytes) {
+    if constexpr (SIZE == 4) {
+        return make_uint4(words.w[0], words.w[1], words.w[2], words.w[3]);
+    } else {
+        unsigned v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = __funnelshift_r(words.w[i], words.w[i + 1], 8 * word_offset<SIZE>(p));
+        if (bytes < 16) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int valid = bytes - 4 * i;
+                if (valid < 4) v[i] &= valid > 0 ? (1u << (8 * valid)) - 1u : 0u;
+            }
+        }
+        return make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
 
 // Four words that hold 4 x 4 bytes, transposed.
 __device__ __forceinline__ void transpose_bytes(unsigned (&w)[4]) {

@@ -45,17 +45,26 @@ struct TileLoader {
     // Bytes of chunk i that lie inside, where a row may end within a chunk.
     __device__ __forceinline__ int valid(int i) const { return row(i) < across() ? min(16, max(0, along()) * SIZE) : 0; }
 
-    // A tile on its way through registers: `fetch` starts the loads, `chunk_value` waits for them.
+    // A tile on its way through registers: `fetch` starts the loads, `chunk_value` waits for them. A tile that lies inside as a whole,
+    // as most do, takes a branch without a single bound check.
     struct Fetched { Words<WHOLE ? 4 : SIZE> words[COUNT]; };
+    __device__ __forceinline__ bool all_inside() const { return mn_left >= TILE_MN && k_left >= TILE_K; }
     __device__ __forceinline__ void fetch(Fetched& to) const {
+        if (all_inside()) fetch_chunks<true>(to);
+        else fetch_chunks<false>(to);
+    }
+    template <bool ALL_INSIDE>
+    __device__ __forceinline__ void fetch_chunks(Fetched& to) const {
+        const char* at = next;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             if constexpr (WHOLE) {
-                uint4 v = load_global_16(chunk(i), inside(i));
+                uint4 v = load_global_16(at, ALL_INSIDE || inside(i));
                 to.words[i] = {{v.x, v.y, v.z, v.w}};
             } else {
-                load_words<SIZE>(to.words[i], chunk(i), valid(i));
+                load_words<SIZE>(to.words[i], at, ALL_INSIDE ? 16 : valid(i));
             }
+            at += STEP * row_bytes;
         }
     }
     __device__ __forceinline__ uint4 chunk_value(const Fetched& from, int i) const {

@@ -46,6 +46,16 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
+def _numpy_dtype(dtype: str) -> Any:
+    if dtype != "bf16":
+        return np.dtype(LONG_NAMES[dtype])
+    try:
+        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        advice = "install it, or pass out_dtype='float32'"
+        raise InvalidInput(f"a bfloat16 result in NumPy or CuPy needs the package ml_dtypes: {advice}") from None
+
+
 class Adapter:
     """What tilery asks of one array library."""
 
@@ -102,14 +112,7 @@ class NumpyAdapter(Adapter):
         return ArrayView(array.ctypes.data, array.shape, strides, short, "cpu", -1, array.flags.writeable)
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        if dtype != "bf16":
-            return np.empty(shape, LONG_NAMES[dtype])
-        try:
-            return np.empty(shape, importlib.import_module("ml_dtypes").bfloat16)
-        except ImportError:
-            raise InvalidInput(
-                "a bfloat16 result in NumPy needs the package ml_dtypes: install it, or pass out_dtype='float32'"
-            ) from None
+        return np.empty(shape, _numpy_dtype(dtype))
 
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         return _bits(np.asarray(array))
@@ -203,7 +206,7 @@ class CupyAdapter(Adapter):
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
         with like.device:
-            return self.cupy.empty(shape, like.dtype if like.dtype.name == LONG_NAMES[dtype] else LONG_NAMES[dtype])
+            return self.cupy.empty(shape, _numpy_dtype(dtype))
 
     def stream(self, ordinal: int) -> int:
         with self.cupy.cuda.Device(ordinal):
@@ -251,7 +254,7 @@ class JaxAdapter(Adapter):
         if device.platform == "cpu":
             return NumpyAdapter().empty(like, shape, dtype)
         # The buffer of a new array that nobody else has seen: writing it breaks no promise of immutability.
-        return self.jax.numpy.empty(shape, LONG_NAMES[dtype], device=device).block_until_ready()
+        return self.jax.numpy.empty(shape, self.jax.numpy.dtype(LONG_NAMES[dtype]), device=device).block_until_ready()
 
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         return _bits(np.asarray(array))

@@ -103,7 +103,8 @@ def alignment(*values: int) -> int:
 def orient(ptr: int, item: int, sizes: tuple[int, int], strides: tuple[int, int], steps: Ints) -> Oriented:
     """How a kernel reads a matrix: 'n' where columns are adjacent, 't' where rows are, the better aligned where both.
 
-    An axis of size 1 has no stride: it counts as adjacent, and as a leading axis it does not lower the alignment.
+    Rows must begin at aligned addresses and be whole pieces of that many bytes. An axis of size 1 has no stride: it counts as
+    adjacent, and as a leading axis it does not lower the alignment.
     ``steps`` are the strides in elements by which the matrix moves between products.
     """
     (rows, cols), (row, col) = sizes, strides
@@ -111,9 +112,9 @@ def orient(ptr: int, item: int, sizes: tuple[int, int], strides: tuple[int, int]
     base = (ptr, *(step * item for step in steps))
     found = []
     if col == 1 or cols <= 1:
-        found.append(Oriented("n", lead_n, 1, alignment(*base, lead_n * item)))
+        found.append(Oriented("n", lead_n, 1, alignment(*base, lead_n * item, cols * item)))
     if row == 1 or rows <= 1:
-        found.append(Oriented("t", 1, lead_t, alignment(*base, lead_t * item)))
+        found.append(Oriented("t", 1, lead_t, alignment(*base, lead_t * item, rows * item)))
     return max(found, key=lambda o: o.align, default=Oriented("", row, col, alignment(ptr, item)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,9 +12,10 @@ import numpy as np
 from .arrays import INTERCHANGE, Adapter, adapter_for
 from .dtypes import canonical_dtype
 from .errors import InvalidInput, UnknownName
+from .geometry import alignment
 from .launch import Pointers, fill, synchronize
 from .operands import LINEAR, Call, Options, Views, check_overlap, prepare
-from .problem import OPS, OUT_DTYPES, Problem
+from .problem import ITEM_BYTES, OPS, OUT_DTYPES, Problem
 
 if TYPE_CHECKING:
     from .decision import Decision
@@ -115,7 +117,7 @@ def explain(
     layout: str = "nn",
     arch: str | None = None,
     batch: int = 1,
-    align: int = 16,
+    align: int | None = None,
     out_dtype: Any = None,
     precision: str = "ieee",
     bias: bool = False,
@@ -130,7 +132,7 @@ def explain(
         dtype: of the inputs: float32, float16, bfloat16 or int8, by name or as a library's dtype.
         layout: nn, nt, tn, tt or any; first letter A (n: (m, k) row-major, t: (k, m)), second B (n: (k, n), t: (n, k)).
         arch: ask for the GPU that stands for this arch, e.g. ``sm_90a``. Default: the first GPU of this machine.
-        align: bytes to which pointers and rows of A and B are aligned: 1, 2, 4, 8 or 16.
+        align: bytes to which pointers and rows of A and B are aligned: 1, 2, 4, 8 or 16. Default: as in packed arrays.
         out_dtype, precision, activation: as in `gemm`.
         bias, accumulate: whether there is a bias, and a ``c``.
 
@@ -153,7 +155,14 @@ def explain(
         raise UnknownName("dtype of inputs", short, OUT_DTYPES)
     out = canonical_dtype(out_dtype) if out_dtype is not None else OUT_DTYPES[short][0]
     epilogue = (precision, bias, activation or "none", accumulate)
-    problem = Problem(op, m, n, k, batch, short, out, layout, align, *epilogue)
+    problem = Problem(op, m, n, k, batch, short, out, layout, align or 1, *epilogue)
+    packed = alignment(*(size * ITEM_BYTES[short] for size in problem.row_lengths))
+    if align is not None and align > packed:
+        raise InvalidInput(
+            f"align = {align} bytes, but rows of {' and '.join(map(str, problem.row_lengths))} {short} elements are whole"
+            f" pieces of {packed} bytes only; leave align out to decide for packed arrays"
+        )
+    problem = replace(problem, align=align or packed)
     return choose(problem, _device(arch), builtin(), current())
 
 

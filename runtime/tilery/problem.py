@@ -62,7 +62,7 @@ class Problem:
         dtype: dtype of both inputs: f32, f16, bf16 or s8.
         out_dtype: dtype of the result and of ``c``.
         layout: nn, nt, tn, tt, or ``any`` where an input has no unit stride.
-        align: largest power of two, at most 16, that divides pointers and strides of A and B, in bytes.
+        align: largest power of two, at most 16, that divides pointers, strides and row lengths of A and B, in bytes.
         precision: ``ieee``, or ``tf32`` where f32 inputs may be rounded to tf32.
         bias: whether a bias is added.
         activation: none, relu, gelu or silu.
@@ -102,6 +102,13 @@ class Problem:
         if self.align not in ALIGNMENTS:
             raise InvalidInput(f"align = {self.align!r} is not one of {', '.join(map(str, ALIGNMENTS))} (bytes)")
         self._check_combination()
+
+    @property
+    def row_lengths(self) -> tuple[int, int]:
+        """Elements of a row of A and of B, along the axis whose elements are adjacent; (1, 1) where an input has none."""
+        if self.layout == "any":
+            return 1, 1
+        return (self.k if self.layout[0] == "n" else self.m), (self.n if self.layout[1] == "n" else self.k)
 
     def _check_combination(self) -> None:
         allowed = OUT_DTYPES[self.dtype]

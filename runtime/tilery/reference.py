@@ -53,7 +53,8 @@ def round_to(values: Array, dtype: str) -> Array:
     if dtype == "s32":
         values = values.astype(np.int64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return _bf16_bits(values) if dtype == "bf16" else np.asarray(values, LONG_NAMES[dtype])
+        rounded: Array = _bf16_bits(values) if dtype == "bf16" else values.astype(LONG_NAMES[dtype])
+    return rounded
 
 
 def _bf16_bits(values: Array) -> Array:
@@ -62,7 +63,8 @@ def _bf16_bits(values: Array) -> Array:
     cut = np.where(np.abs(single) > np.abs(values), np.nextafter(single, np.float32(0)), single)
     bits = cut.view(np.uint32) | (cut != values).astype(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(values), (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
+    kept: Array = np.where(np.isnan(values), (bits >> np.uint32(16)) | np.uint32(0x40), rounded)
+    return kept.astype(np.uint16)
 
 
 def activate(values: Array, activation: str) -> Array:

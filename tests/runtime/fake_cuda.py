@@ -1,19 +1,24 @@
 """A GPU made of host memory: arrays that claim to be on it, and a launch that does what the kernels' ABI says.
 
-The parameters are read as a kernel reads them, so a wrong stride, offset or size gives a wrong result, and a promise that a
-vectorised kernel relies on (unit strides, alignment) is checked at each launch.
+The parameters are read as a kernel reads them, so a wrong stride, offset or size gives a wrong result, and what a
+vectorised kernel takes for granted (unit strides, alignment) is checked at each launch.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+import tilery
 from tilery import reference
 from tilery.arrays import ArrayView, NumpyAdapter
 from tilery.launch import GemmParams
 from tilery.problem import DTYPE_CODES, ITEM_BYTES, Problem
+
+Array = np.ndarray[Any, Any]
 
 NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "s32": np.int32, "s8": np.int8}
 DTYPES = {code: name for name, code in DTYPE_CODES.items()}
@@ -23,7 +28,7 @@ STREAM = 77
 class FakeArray:
     """Host memory that claims to be on GPU ``ordinal``."""
 
-    def __init__(self, data: np.ndarray[Any, Any], ordinal: int = 0) -> None:
+    def __init__(self, data: Array, ordinal: int = 0) -> None:
         self.data, self.ordinal = data, ordinal
 
 
@@ -48,7 +53,7 @@ class FakeAdapter(NumpyAdapter):
         return STREAM
 
 
-def memory(ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+def memory(ptr: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Array:
     """A writable array over memory at an address; strides in elements."""
     item = ITEM_BYTES[dtype]
 
@@ -74,8 +79,9 @@ def check_promises(problem: Problem, p: GemmParams) -> None:
         (problem.layout[1], p.b, p.b_row, p.b_col, p.b_batch, problem.k, problem.n),
     )
     for letter, ptr, row, col, batch, rows, cols in sides:
-        unit, lead, lead_size = (col, row, rows) if letter == "n" else (row, col, cols)
+        unit, length, lead, lead_size = (col, cols, row, rows) if letter == "n" else (row, rows, col, cols)
         assert unit == 1
+        assert length * item % align == 0
         assert (ptr or 0) % align == 0
         assert lead_size <= 1 or lead * item % align == 0
         assert problem.batch <= 1 or batch * item % align == 0
@@ -107,3 +113,34 @@ class FakePlan:
         assert stream == STREAM
         self.launches.append(GemmParams.from_buffer_copy(params))
         run_kernel(self.problem, params)
+
+
+@dataclass
+class FakeGpu:
+    """What happened on the fake GPU."""
+
+    adapter: FakeAdapter = field(default_factory=FakeAdapter)
+    plans: list[FakePlan] = field(default_factory=list)
+
+    def plan_for(self, problem: Problem, ordinal: int, stream: int | None = None) -> FakePlan:
+        self.plans.append(FakePlan(problem, ordinal))
+        return self.plans[-1]
+
+    @property
+    def launches(self) -> int:
+        return sum(len(plan.launches) for plan in self.plans)
+
+    def array(self, data: Array, ordinal: int = 0) -> FakeArray:
+        return FakeArray(data, ordinal)
+
+
+def f32(*shape: int, seed: int = 0) -> Array:
+    """Small integers, whose products and sums are exact."""
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
+
+
+def run_on(gpu: FakeGpu, call: dict[str, Any]) -> Array:
+    """gemm with every array on the fake GPU."""
+    on_gpu = {name: gpu.array(value) if isinstance(value, np.ndarray) else value for name, value in call.items()}
+    found: Array = tilery.gemm(**on_gpu).data
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+
 import tilery
 from tilery import arrays
 from tilery.arrays import adapter_for
@@ -46,7 +47,7 @@ def test_unknown_dtypes_give_near_names(given: Any, near: str) -> None:
         canonical_dtype(given)
 
 
-# ---- numpy -------------------------------------------------------------------------------------------------------------
+# ---- numpy ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.int32])
@@ -94,7 +95,7 @@ def test_numpy_bfloat16_results_without_ml_dtypes_say_what_to_install(monkeypatc
         tilery.gemm(one, one, out_dtype="bf16")
 
 
-# ---- torch -------------------------------------------------------------------------------------------------------------
+# ---- torch ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_torch_int8(torch: Any) -> None:
     assert torch.equal(found, a.int() @ a.int().T)
 
 
-# ---- jax ---------------------------------------------------------------------------------------------------------------
+# ---- jax -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -214,7 +215,7 @@ def test_jax_layouts_give_true_strides(jax: Any) -> None:
     assert arrays.JaxAdapter()._strides(array) == (4, 8, 1)
 
 
-# ---- any object ----------------------------------------------------------------------------------------------------------
+# ---- any object ----------------------------------------------------------------------------------------------------
 
 
 class Dlpack:
@@ -253,7 +254,7 @@ def test_libraries_are_not_mixed(torch: Any) -> None:
         tilery.gemm(np.ones((2, 2), np.float32), torch.ones(2, 2))
 
 
-# ---- cupy, as far as it can be told without a GPU ------------------------------------------------------------------------
+# ---- cupy, as far as it can be told without a GPU ------------------------------------------------------------------
 
 
 class CupyLike:

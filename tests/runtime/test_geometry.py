@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tilery.geometry import (
     Axis,
     alignment,
@@ -87,12 +88,16 @@ def test_alignment(values: tuple[int, ...], expected: int) -> None:
         ((64, 32), (1, 1), ("n", 1, 1, 4)),
         ((64, 32), (64, 2), ("", 64, 2, 4)),
         # An axis of size 1 has no stride: rows and columns of any stride are usable, and aligned.
-        ((1, 33), (7, 1), ("n", 0, 1, 16)),
+        ((1, 33), (7, 1), ("n", 0, 1, 4)),
         ((1, 33), (7, 5), ("t", 1, 5, 4)),
-        ((33, 1), (1, 7), ("t", 1, 0, 16)),
-        ((33, 1), (4, 7), ("n", 4, 1, 16)),
-        ((1, 1), (3, 3), ("n", 0, 1, 16)),
-        ((0, 5), (5, 1), ("n", 0, 1, 16)),
+        ((33, 1), (1, 7), ("n", 1, 1, 4)),
+        ((32, 1), (1, 7), ("t", 1, 0, 16)),
+        ((33, 1), (4, 7), ("n", 4, 1, 4)),
+        ((1, 1), (3, 3), ("n", 0, 1, 4)),
+        ((0, 5), (5, 1), ("n", 0, 1, 4)),
+        # Rows that end within a 16-byte piece are not aligned, however they begin.
+        ((64, 30), (32, 1), ("n", 32, 1, 8)),
+        ((1, 32), (7, 1), ("n", 0, 1, 16)),
     ],
 )
 def test_orientation_of_f32(

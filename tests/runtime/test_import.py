@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 import tilery
 
 FOREIGN = ("cuda", "torch", "jax", "cupy", "jinja2", "typer", "rich", "filelock", "platformdirs", "ml_dtypes")

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 import tilery
 from tilery.launch import GemmParams, Pointers, Strides, fill, template
 from tilery.problem import Problem

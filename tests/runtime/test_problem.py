@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
+
 from tilery.errors import InvalidInput, UnknownName
 from tilery.problem import OUT_DTYPES, Problem, bucket
 
