@@ -8,7 +8,7 @@ struct tf32 { float value; };
 typedef signed char s8;
 
 #ifdef TILERY_HOST
-#include <device_host.h>  // in <>, as it is no part of what a GPU's image is made from
+#include <host/wrappers.h>  // in <>, as it is no part of what a GPU's image is made from
 #else
 
 // ---- conversions (round to nearest even) ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a right result is: the float64 result, computed on the GPU, and the bound of `tilery.reference.bound` around it."""
+"""What a right result is: float64 on the GPU, and around it the bound of `tilery.reference.bound`."""
 
 from __future__ import annotations
 

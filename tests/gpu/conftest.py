@@ -13,6 +13,7 @@ import pytest
 from tilery import device, image, jit, policy
 from tilery.device import DeviceInfo
 from tilery.errors import TileryError
+from tilery.generator.variant import Variant
 from tilery.pack import builtin
 from tilery.policy import Policy
 from tilery.store import open_store
@@ -46,9 +47,9 @@ def compiled(gpu: DeviceInfo, store: Path) -> None:
     served = image.order(pack.images, gpu.cc)
     missing = [v for v in pack.variants.values() if not any(pack.image_of(arch, v) for arch in served)]
 
-    def compile_one(variant: object) -> None:
+    def compile_one(variant: Variant) -> None:
         with suppress(TileryError):
-            jit.compile_variant(variant, target, pack=pack, store=kept)  # type: ignore[arg-type]
+            jit.compile_variant(variant, target, pack=pack, store=kept)
 
     if target is not None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -12,8 +12,10 @@ import pytest
 
 from tests.gpu.compare import DTYPES, SHORT, Epilogue, expected, fault
 from tests.gpu.memory import Placed, operand, random, result
+from tests.gpu.pack_variants import every_variant
+from tilery import image
 from tilery.device import DeviceInfo
-from tilery.errors import PackError, TileryError
+from tilery.errors import TileryError
 from tilery.generator.variant import Variant
 from tilery.launch import Pointers, Strides, fill, template
 from tilery.operands import BIAS_DTYPES
@@ -59,13 +61,6 @@ INTEGER_EPILOGUES = (
 SHOWN_FAULTS = 2
 
 
-def every_variant() -> list[Variant]:
-    try:
-        return list(builtin().variants.values())
-    except PackError:  # a checkout that was not built: there is nothing to test yet
-        return []
-
-
 class Call(NamedTuple):
     """One launch: operands as the kernel is to see them."""
 
@@ -94,12 +89,16 @@ def sizes(variant: Variant, layout: str, i: int) -> tuple[int, int, int]:
     return m, n, k
 
 
-def epilogue(out: str, dtype: str, batch: int, n: int, c: Any, i: int) -> Epilogue:
+def epilogue(out: str, dtype: str, d: Placed, i: int) -> Epilogue:
+    """Every other accumulating call overwrites its own c."""
     alpha, beta, biased, activation = pick(INTEGER_EPILOGUES if out == "s32" else FLOAT_EPILOGUES, i)
+    batch, _, n = shape = tuple(d.view.shape)
     kinds = BIAS_DTYPES.get((dtype, out), (out, dtype, "f32"))
-    shape = (batch, n) if i % 2 else (n,)
-    bias = random(shape, DTYPES[pick(kinds, i)]) if biased else None
-    return Epilogue(alpha, beta, c if beta else None, bias, activation)
+    bias = random((batch, n) if i % 2 else (n,), DTYPES[pick(kinds, i)]) if biased else None
+    c = random(shape, DTYPES[out]) if beta else None
+    if c is not None and i % 2:
+        c = d.view.copy_(c)
+    return Epilogue(alpha, beta, c, bias, activation)
 
 
 def calls(variant: Variant) -> Iterator[Call]:
@@ -111,16 +110,13 @@ def calls(variant: Variant) -> Iterator[Call]:
         batch = 3 if i % 4 == 1 else 1
         out = pick(OUT_DTYPES[dtype], i)
         step = 3 if variant.layout == "any" and i % 3 == 2 else 1
-        a = operand((batch, m, k), DTYPES[dtype], letter=layout[0], step=step, pad=chunk * (i % 3), offset=chunk * (i % 4))
-        b = operand((batch, k, n), DTYPES[dtype], letter=layout[1], step=step, pad=chunk * (i % 2), offset=chunk * (i % 3))
-        letter = "t" if i % 6 == 5 else "n"
-        d = result((batch, m, n), DTYPES[out], letter=letter, pad=i % 4, offset=i % 2)
-        # Every other accumulating call overwrites its own c.
-        c = d.view.copy_(random((batch, m, n), DTYPES[out])) if i % 2 else random((batch, m, n), DTYPES[out])
-        done = epilogue(out, dtype, batch, n, c, i)
-        if done.c is not d.view:
-            d.view.fill_(float("nan") if out != "s32" else -1)
-        yield Call(layout, a, b, d, done)
+        at_a = {"letter": layout[0], "step": step, "pad": chunk * (i % 3), "offset": chunk * (i % 4)}
+        at_b = {"letter": layout[1], "step": step, "pad": chunk * (i % 2), "offset": chunk * (i % 3)}
+        at_d = {"letter": "t" if i % 6 == 5 else "n", "pad": i % 4, "offset": i % 2}
+        a = operand((batch, m, k), DTYPES[dtype], **at_a)
+        b = operand((batch, k, n), DTYPES[dtype], **at_b)
+        d = result((batch, m, n), DTYPES[out], **at_d)
+        yield Call(layout, a, b, d, epilogue(out, dtype, d, i))
 
 
 def special(variant: Variant) -> Call:
@@ -175,7 +171,7 @@ def faults(variant: Variant, call: Call) -> Iterator[str]:
 
 def why_not_here(variant: Variant, gpu: DeviceInfo, pack: Pack) -> str | None:
     """Why a variant cannot run on this GPU."""
-    present = features(pack, [arch for arch, row in pack.archs.items() if row.gpu.cc <= gpu.cc])
+    present = features(pack, image.order(pack.archs, gpu.cc))
     problem = Problem("gemm", 1, 1, 1, 1, "f32", "f32", "nn", 1)
     return shared_fits(variant, problem, gpu, present) or features_present(variant, problem, gpu, present)
 

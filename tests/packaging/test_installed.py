@@ -44,7 +44,7 @@ def test_every_source_file_is_there(package, folder):
     there = package / {"runtime/tilery": "."}.get(folder, folder)
     files = [
         path.relative_to(ROOT / folder)
-        for pattern in ("*.py", "*.cuh", "*.h", "*.j2", "py.typed")
+        for pattern in ("*.py", "*.cuh", "*.h", "*.j2", "*.toml", "py.typed")
         for path in (ROOT / folder).rglob(pattern)
     ]
     assert files

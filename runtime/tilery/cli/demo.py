@@ -6,7 +6,6 @@ import secrets
 import time
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..decision import Decision
 from ..device import DeviceInfo
 from ..dispatch import choose
 from ..errors import TileryError
+from ..generator.render import content_hash
 from ..pack import Pack, builtin
 from ..stats import stats
 from ..store import Store, open_store
@@ -27,8 +27,8 @@ from .output import Json, console, mib, print_json, progress, styled, table
 from .problems import DemoProblem
 from .runs import Result, guarded, on_cpu, on_gpu
 
-# What the CPU reference computes in about a second.
-CPU_MACS = 1 << 28
+# What the CPU reference computes in about a second, even where it is mostly reading of weights.
+CPU_MACS = 160_000_000
 
 
 class Covered(NamedTuple):
@@ -98,10 +98,13 @@ def _stored(store: Store, decision: Decision, pack: Pack) -> str | None:
     """Where the code is kept: its file, else the folder; None where nothing is."""
     if store.root is None:
         return None
-    name = decision.variant.name
-    digest = jit.key(decision.variant, decision.arch, pack.hashes[name], pack.version).digest
-    found: Path = next(store.root.glob(f"binary/*/*/{digest}"), store.root)
-    return str(found)
+    variant = decision.variant
+    # The pack's hash is stale in an edited checkout; the entry is then under that of the source.
+    for content in (pack.hashes[variant.name], content_hash(variant)):
+        digest = jit.key(variant, decision.arch, content, pack.version).digest
+        if found := list(store.root.glob(f"binary/*/*/{digest}")):
+            return str(found[0])
+    return str(store.root)
 
 
 def demo(
@@ -111,14 +114,13 @@ def demo(
 ) -> None:
     """Run layers of public models and some odd problems, and compare each result with float64."""
     matrix.register()
+    policy.current()  # a variable that has no meaning is told first
     seed = secrets.randbits(32) if seed is None else seed
     screen = console()
     screen.quiet = json
     cases = problems.load()
-    if device.devices():
-        report = _with_gpu(cases, device.info(gpu), seed, screen)
-    else:
-        report = _without_gpu(cases, seed, screen)
+    found = device.info(gpu) if device.devices() else None
+    report = _with_gpu(cases, found, seed, screen) if found else _without_gpu(cases, seed, screen)
     if json:
         print_json(report)
     if not report["ok"]:
@@ -134,7 +136,7 @@ def _with_gpu(cases: list[DemoProblem], gpu: DeviceInfo, seed: int, screen: Cons
     columns = ("problem (m x n x k)", "variant", "tier", "us", "TFLOP/s", "TB/s", "error/bound", "")
     shown = table("", columns, right=("us", "TFLOP/s", "TB/s", "error/bound"))
     for r in results:
-        numbers = (f"{r.us:.1f}", f"{r.tflops:.1f}", f"{r.tbs:.2f}", f"{r.comparison.ratio:.3f}")
+        numbers = (f"{r.us:.1f}", f"{r.tflops:.1f}", f"{r.tbs:.2f}", f"{r.comparison.ratio:.2g}")
         shown.add_row(str(r.case), r.variant, r.tier, *numbers, styled("ok" if r.ok else "FAIL"))
     screen.print(shown)
     screen.print("us: median of a call by CUDA events, each with a cold L2. jit: compiled by NVRTC at its first call.")
@@ -192,7 +194,8 @@ def _choice_row(gpu: str, choice: Choice) -> dict[str, Any]:
 
 
 def _print_covered(rows: list[Covered], screen: Console) -> None:
-    shown = table("GPUs that this installation covers", ("arch", "for example", "status", "images", "size"), ("images",))
+    columns = ("arch", "for example", "status", "images", "size")
+    shown = table("GPUs that this installation covers", columns, right=("images",))
     for row in rows:
         size = mib(row.bytes) if row.images else "compiled at first use"
         shown.add_row(row.arch, str(row.gpu), row.status, str(row.images), size)
@@ -234,6 +237,6 @@ def _print_cpu(results: list[Result], seed: int, screen: Console) -> None:
     title = f"\nComputed by the CPU reference, random data of seed {seed}, compared with NumPy's float64"
     shown = table(title, columns, right=("compared", "ms", "error/bound"))
     for r in results:
-        numbers = (str(r.comparison.elements), f"{r.us / 1e3:.0f}", f"{r.comparison.ratio:.3f}")
+        numbers = (str(r.comparison.elements), f"{r.us / 1e3:.0f}", f"{r.comparison.ratio:.2g}")
         shown.add_row(str(r.case), *numbers, styled("ok" if r.ok else "FAIL"))
     screen.print(shown)

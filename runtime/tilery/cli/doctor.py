@@ -25,7 +25,7 @@ REBUILD = "Install tilery from source on this machine, which compiles for its GP
 REQUIRED = ("numpy", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
 OPTIONAL = ("torch", "cupy-cuda13x", "jax", "ml-dtypes")
 PROBE = 'extern "C" __global__ void probe(int* p) { *p = 1; }'
-# Where each variable of `policy.VARIABLES` ends up.
+# The attribute of Policy that each variable of `policy.VARIABLES` sets.
 FIELDS = {"TILERY_JIT": "jit", "TILERY_FORCE_VARIANT": "force_variant", "TILERY_STORE": "store"}
 
 
@@ -117,7 +117,7 @@ def check_gpus(at: Machine) -> Report:
 
 def _without_machine_code(report: Report, gpu: device.DeviceInfo, built: tuple[str, ...], at: Machine) -> None:
     if built:
-        report.warn(f"GPU {gpu.ordinal} is served by PTX ({built[0]}), which the driver compiles at first use.", REBUILD)
+        report.warn(f"GPU {gpu.ordinal} is served by PTX ({built[0]}), compiled by the driver at first use.", REBUILD)
     elif at.settings.jit == "off" or not jit.target(gpu.cc, at.pack.archs if at.pack else (), jit.toolchain()):
         report.error(f"GPU {gpu.ordinal} is served by no image, and nothing can be compiled for it.", REBUILD)
     else:
@@ -157,12 +157,14 @@ def check_images(at: Machine) -> Report:
             except TileryError as error:
                 broken += 1
                 report.error(str(error), f"Its {len(held.variants)} variants are served by other images or the JIT.")
-        size, names = sum(held.bytes for held in images.values()), [n for held in images.values() for n in held.variants]
+        size, count = (
+            sum(values) for values in zip(*((i.bytes, len(i.variants)) for i in images.values()), strict=True)
+        )
         status = at.pack.archs[arch].status
-        counts = {"images": len(images), "variants": len(names), "bytes": size, "broken": broken}
+        counts = {"images": len(images), "variants": count, "bytes": size, "broken": broken}
         report.data.append({"arch": arch, "status": status} | counts)
         whole = "all verified" if not broken else f"{broken} broken"
-        report.lines.append(f"{arch}: {len(images)} images, {len(names)} variants, {mib(size)}, {status}, {whole}")
+        report.lines.append(f"{arch}: {len(images)} images, {count} variants, {mib(size)}, {status}, {whole}")
     if not any(at.pack.images.values()):
         report.warn("The pack has no image: every kernel is compiled at first use.", REBUILD)
     return report
@@ -170,6 +172,8 @@ def check_images(at: Machine) -> Report:
 
 def check_store(at: Machine) -> Report:
     """The folder of compiled kernels: usable or not, and what is in it."""
+    if at.settings_error:
+        return Report({"path": None, "usable": False, "reason": at.settings_error}, ["not looked at, see variables"])
     if at.settings.store is None:
         return Report({"path": None, "usable": False, "reason": "off"}, ["off: each process compiles for itself"])
     store = open_store(at.settings.store, at.settings.compile_deadline_s)
@@ -206,16 +210,19 @@ def _contents(root: Path) -> Report:
     if aside:
         report.warn(f"{aside} broken entries were set aside.", f"Look at the disk, then delete {root / 'quarantine'}.")
     if failed:
-        report.warn(f"{failed} compiles failed.", f"Sources and logs are in {root / 'failed'}; report them, then delete it.")
+        report.warn(
+            f"{failed} compiles failed.", f"Report what is in {root / 'failed'} (sources and logs), then delete it."
+        )
     return report
 
 
 def check_variables(at: Machine) -> Report:
     """What each variable is set to, or stands for when it is not set."""
-    values = {name: getattr(at.settings, attribute) for name, attribute in FIELDS.items()}
-    values["TILERY_STORE"] = "off" if at.settings.store is None else str(at.settings.store)
-    data = {name: {"value": values[name], "meaning": meaning} for name, meaning in policy.VARIABLES.items()}
-    report = Report(data, [f"{name} = {values[name] or '(not set)'}   {text}" for name, text in policy.VARIABLES.items()])
+    report = Report({})
+    for name, meaning in policy.VARIABLES.items():
+        value = None if at.settings_error else _value(at.settings, name)
+        report.data[name] = {"value": value, "meaning": meaning}
+        report.lines.append(f"{name} = {value or '(none)'}   {meaning}")
     if at.settings_error:
         report.error(at.settings_error, "Correct the variable or unset it: no call works as it is.")
     forced = at.settings.force_variant
@@ -224,6 +231,11 @@ def check_variables(at: Machine) -> Report:
     elif forced:
         report.warn(f"Every call is served by {forced}, or fails.", "Unset TILERY_FORCE_VARIANT for free choice.")
     return report
+
+
+def _value(settings: policy.Policy, name: str) -> str | None:
+    value = getattr(settings, FIELDS[name])
+    return "off" if name == "TILERY_STORE" and value is None else value and str(value)
 
 
 def check_packages(at: Machine) -> Report:

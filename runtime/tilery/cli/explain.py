@@ -24,7 +24,9 @@ def explain(
         str | None, Option(help="For the GPU that stands for it, as sm_90a. Default: the first GPU here.")
     ] = None,
     batch: Annotated[int, Option(help="Number of independent products.")] = 1,
-    align: Annotated[int, Option(help="Bytes to which pointers and rows are aligned: 1, 2, 4, 8 or 16.")] = 16,
+    align: Annotated[
+        int | None, Option(help="Bytes to which pointers and rows are aligned: 1, 2, 4, 8 or 16. Default: as packed.")
+    ] = None,
     out_dtype: Annotated[str | None, Option(help="Of the result. Default: as the inputs; s32 for s8.")] = None,
     precision: Annotated[str, Option(help="ieee, or tf32 to let f32 inputs be rounded.")] = "ieee",
     activation: Annotated[str | None, Option(help="relu, gelu or silu.")] = None,

@@ -1,4 +1,4 @@
-"""Arrays of the demo's own, so that it needs no array library: host memory for bf16, which NumPy lacks, and GPU memory."""
+"""Arrays of the demo's own, so that it needs no array library: bf16, which NumPy lacks, and memory of a GPU."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from .matrix import Gpu, Matrix
 from .problems import Array, DemoProblem, Operands
 
 REPETITIONS = 20
+NOTHING = Comparison(math.inf, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Result:
     tier: str = ""
     source: str = ""
     us: float = 0.0
-    comparison: Comparison = Comparison(math.inf, 0)
+    comparison: Comparison = NOTHING
     fault: str = ""
 
     @property
@@ -94,7 +95,7 @@ def on_cpu(case: DemoProblem, rng: np.random.Generator) -> Result:
     started = time.perf_counter()
     got = ops.gemm(a, b, bias=bias, **case.options)
     seconds = time.perf_counter() - started
-    bits = got.bits if isinstance(got, Matrix) else got
+    bits = np.asarray(got.bits if isinstance(got, Matrix) else got)
     return Result(case, "reference", us=seconds * 1e6, comparison=compare(case, data, bits, rng))
 
 

@@ -1,7 +1,7 @@
 // What stands for the wrappers of device.cuh on the host device: the same functions, on the same operands, with the hardware's rounding
 // and fragment layouts. Included by device.cuh, after its types.
 #pragma once
-#include "host.h"
+#include "cuda.h"
 
 // ---- conversions (round to nearest even) ---------------------------------------------------------------------------------------
 
@@ -74,14 +74,18 @@ __forceinline__ void store_global(void* p, T value, TILERY_WHERE) {
 // Bytes that are not wanted are not read: they may lie outside the operand. They are poison, so that whoever uses them is found out.
 inline unsigned load_global_word(const char* word, const char* from, const char* to, TILERY_WHERE) {
     const char *first = word < from ? from : word, *last = word + 4 < to ? word + 4 : to;
-    host::check_global(first, (int)(last - first), host::Access::READ, where);
+    for (const char* byte = first; byte < last; byte++) host::check_global(byte, 1, host::Access::READ, where);
     unsigned value = 0xffcbffcbu;
     memcpy((char*)&value + (first - word), first, last - first);
     return value;
 }
 
-inline void copy_async_16(void* shared, const void* global, bool inside, TILERY_WHERE) { host::copy_async(shared, global, 16, inside, where); }
-inline void copy_async_4(void* shared, const void* global, bool inside, TILERY_WHERE) { host::copy_async(shared, global, 4, inside, where); }
+inline void copy_async_16(void* shared, const void* global, bool inside, TILERY_WHERE) {
+    host::copy_async(shared, global, 16, inside, where);
+}
+inline void copy_async_4(void* shared, const void* global, bool inside, TILERY_WHERE) {
+    host::copy_async(shared, global, 4, inside, where);
+}
 inline void copy_async_commit() { host::copy_async_commit(); }
 template <int PENDING>
 void copy_async_wait() { host::copy_async_wait(PENDING); }
@@ -90,18 +94,24 @@ void copy_async_wait() { host::copy_async_wait(PENDING); }
 
 namespace host {
 
+inline void need_whole_warp(void* const* lanes) {
+    if (!lanes[31]) fail("a tensor-core instruction in a warp of fewer than 32 threads");
+}
+
 struct MatrixLoad {
     unsigned* r;
     const char* row;
 };
 
 inline void load_matrices(void* const* lanes) {
+    need_whole_warp(lanes);
     for (int lane = 0; lane < 32; lane++)
         for (int i = 0; i < 4; i++)
             ((MatrixLoad*)lanes[lane])->r[i] = read<unsigned>(((MatrixLoad*)lanes[i * 8 + lane / 4])->row + lane % 4 * 4);
 }
 
 inline void load_matrices_trans(void* const* lanes) {
+    need_whole_warp(lanes);
     auto element = [&](int matrix, int row, int column) {
         return (unsigned)read<unsigned short>(((MatrixLoad*)lanes[matrix * 8 + row])->row + column * 2);
     };
@@ -134,6 +144,7 @@ inline unsigned operand(s8, const unsigned* row, int k) { return (unsigned)(int)
 // and rounding NVIDIA does not tell: f16, bf16 and tf32 agree with it within rounding, s8 in every bit.
 template <class T, class Acc>
 void multiply(void* const* lanes) {
+    need_whole_warp(lanes);
     constexpr int K = 32 / sizeof(T);
     using Sum = decltype(operand(T{}, nullptr, 0));
     unsigned a[16][8], b[8][8];

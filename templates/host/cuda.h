@@ -1,6 +1,6 @@
 // The host device: the words of CUDA C++ for a kernel source that a C++17 compiler reads (-x c++ -DTILERY_HOST). Each block runs on one
-// CPU thread, its threads as fibers that switch at barriers and at what a warp does together. host.cpp has the scheduler,
-// device_host.h the counterparts of the wrappers in device.cuh.
+// CPU thread, its threads as fibers that switch at barriers and at what a warp does together. run.cpp has the scheduler, wrappers.h the
+// counterparts of the wrappers in device.cuh.
 //
 // TILERY_HOST_CHECK also watches every access that the wrappers make: races, reads of what nobody wrote, bounds, alignment.
 #pragma once
@@ -61,11 +61,9 @@ void copy_async_wait(int pending);
 // Ends the launch with an error that names kernel, block and thread.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-void watch_shared(const void* p, int bytes, Access access, Where where);
-void watch_global(const void* p, int bytes, Access access, Where where);
 #ifdef TILERY_HOST_CHECK
-inline void check_shared(const void* p, int bytes, Access access, Where where) { watch_shared(p, bytes, access, where); }
-inline void check_global(const void* p, int bytes, Access access, Where where) { watch_global(p, bytes, access, where); }
+void check_shared(const void* p, int bytes, Access access, Where where);
+void check_global(const void* p, int bytes, Access access, Where where);
 #else
 inline void check_shared(const void*, int, Access, Where) {}
 inline void check_global(const void*, int, Access, Where) {}
