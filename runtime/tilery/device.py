@@ -212,10 +212,11 @@ def current(ordinal: int) -> Iterator[None]:
         call("cuCtxPopCurrent")
 
 
-def capturing(stream: int) -> bool:
-    """Whether a CUDA graph is being captured on the stream, or a capture elsewhere forbids touching it."""
+def capturing(stream: int, ordinal: int) -> bool:
+    """Whether a CUDA graph is being captured on the GPU's stream, or a capture elsewhere forbids touching it."""
     driver = _driver()
-    code, status = driver.cuStreamIsCapturing(driver.CUstream(stream))
+    with current(ordinal):  # a default stream is that of the current context, and a new thread has none
+        code, status = driver.cuStreamIsCapturing(driver.CUstream(stream))
     if int(code) == int(constant("CUresult", "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT")):
         return True
     if int(code) != 0:

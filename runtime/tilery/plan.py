@@ -129,7 +129,7 @@ def _build(problem: Problem, ordinal: int, settings: Policy, stream: int | None)
             decision = choose(problem, gpu, pack, settings, dict(failed))
         except UnsupportedProblem as error:
             raise error from last
-        if stream is not None and device.capturing(stream):
+        if stream is not None and device.capturing(stream, ordinal):
             _check_loaded(decision, pack, ordinal)
         try:
             kernel = _load(decision, pack, settings, ordinal)

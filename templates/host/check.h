@@ -80,8 +80,10 @@ private:
     size_t locate(const char* does, const void* p, int size, Where where) const {
         long long at = (const char*)p - base, last = (long long)bytes.size() - size;
         if (at >= 0 && at <= last && (size_t)p % size == 0) return (size_t)at;
-        const char* why = at >= 0 && at <= last ? "misaligned" : "outside of it";
-        fail("%s %d bytes from byte %lld of %zu of shared memory at %s: %s", does, size, at, bytes.size(), place(where).text, why);
+        Place here = place(where);
+        if (at >= 0 && at <= last) fail("%s %d bytes from byte %lld of shared memory at %s: misaligned", does, size, at, here.text);
+        const char* text = "%s %d bytes from byte %lld of shared memory at %s, outside of its %zu bytes";
+        fail(text, does, size, at, here.text, bytes.size());
     }
 
     const char* base = nullptr;

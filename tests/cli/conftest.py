@@ -17,11 +17,15 @@ from tilery.cli import app
 from tilery.policy import Policy
 
 Run = Callable[..., Any]
+# Variables that make rich take a pipe for a terminal.
+TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS")
 
 
 @pytest.fixture(autouse=True)
-def own_policy(tmp_path: Path) -> Iterator[None]:
-    """Default settings, whatever the variables of the tests' own environment, and a store of the test's own."""
+def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Default settings and plain text, whatever the tests' own environment says, and a store of the test's own."""
+    for name in TERMINAL:
+        monkeypatch.delenv(name, raising=False)
     policy.use(Policy(store=tmp_path / "store"))
     yield
     policy.use(None)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
+import torch
 
 from tilery.reference import HALF_SUBNORMAL, ROUND_OUT, ROUND_TF32, TINY, UNIT_F32, UNIT_TENSOR_CORE
 
-torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 SHORT = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,16 @@ from tilery.pack import builtin
 from tilery.policy import Policy
 from tilery.store import open_store
 
+# All of this needs PyTorch, which the extra `test` does not install.
+NO_TORCH = find_spec("torch") is None
+collect_ignore_glob = ["*.py"] if NO_TORCH else []
+
 # JAX would take most of the GPU's memory at its first use.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def pytest_report_collectionfinish() -> str:
+    return "tests/gpu is left out: PyTorch is not installed" if NO_TORCH else ""
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 # Elements before and after an array.
 MARGIN = 64

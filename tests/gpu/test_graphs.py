@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import tilery
 from tests.gpu.compare import Epilogue, check
@@ -12,7 +13,6 @@ from tests.gpu.memory import random
 from tilery import image
 from tilery.errors import UnsupportedProblem
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 

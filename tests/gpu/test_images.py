@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import tilery
 from tests.gpu.compare import DTYPES, Epilogue, check
@@ -16,7 +17,6 @@ from tilery.device import DeviceInfo
 from tilery.errors import UnsupportedProblem
 from tilery.pack import Image, Pack, builtin
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 Withhold = Callable[[Callable[[Image], bool]], Pack]

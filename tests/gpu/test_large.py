@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import tilery
 from tests.gpu.compare import Epilogue, expected, fault
@@ -13,7 +14,6 @@ from tests.gpu.memory import random
 from tests.gpu.pack_variants import every_variant
 from tilery.reference import UNIT_TENSOR_CORE
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 LIMIT = 2**31

@@ -14,7 +14,6 @@ from tests.gpu.memory import operand, random, result
 from tilery.operands import BIAS_DTYPES
 from tilery.problem import OUT_DTYPES
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 SIZES = st.one_of(st.integers(0, 20), st.integers(0, 300), st.sampled_from([16, 32, 64, 128, 256]))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import tilery
 from tests.gpu.compare import check
@@ -14,7 +15,6 @@ from tests.gpu.memory import operand, random, result
 from tilery import policy
 from tilery.errors import InvalidInput, TileryError, UnknownName
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 M, N, K = 48, 32, 64

@@ -6,12 +6,12 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 import tilery
 from tests.gpu.compare import Epilogue, check
 from tests.gpu.memory import operand, random, result
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 # Clocks for which a stream is kept busy: about 0.1 s.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from tests.gpu.compare import DTYPES, SHORT, Epilogue, expected, fault
 from tests.gpu.memory import Placed, operand, random, result
@@ -25,7 +26,6 @@ from tilery.problem import ITEM_BYTES, LAYOUTS, OUT_DTYPES, Problem
 from tilery.reference import UNIT_F32, UNIT_TENSOR_CORE
 from tilery.requirements import features, features_present, shared_fits
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 Size = tuple[int, int]

@@ -5,12 +5,16 @@ With libasan preloaded, everything is compiled with AddressSanitizer and UBSan (
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,23 +125,35 @@ class Library:
             raise HostFault(error.value.decode())
 
 
-def build(sources: Mapping[str, str], folder: Path, *, templates: Path = TEMPLATES, flags: Sequence[str] = ()) -> Library:
+def build(
+    sources: Mapping[str, str], folder: Path, *, templates: Path = TEMPLATES, flags: Sequence[str] = ()
+) -> Library:
     """Compile sources (name to text) and the layer, two at a time, and load the library."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: folder / f"{name}.cu" for name in sources}
     for name, file in files.items():
         file.write_text(sources[name])
 
-    def compile_one(file: Path) -> Path:
-        command = ["g++", *FLAGS, *WARNINGS, *flags, "-I", str(templates), "-c", "-x", "c++", str(file)]
-        _call([*command, "-o", str(folder / f"{file.stem}.o")])
-        return folder / f"{file.stem}.o"
-
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, [*files.values(), templates / "host" / "run.cpp"]))
+        layer = pool.submit(_layer, tuple(flags))
+        objects = list(pool.map(lambda file: _compile(file, folder, templates, flags), files.values()))
     library = folder / "kernels.so"
-    _call(["g++", "-shared", "-pthread", *SANITIZE, *map(str, objects), "-o", str(library)])
+    _call(["g++", "-shared", "-pthread", *SANITIZE, *map(str, [*objects, layer.result()]), "-o", str(library)])
     return Library(library)
+
+
+@cache
+def _layer(flags: tuple[str, ...]) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tilery-layer-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return _compile(TEMPLATES / "host" / "run.cpp", folder, TEMPLATES, flags)
+
+
+def _compile(file: Path, folder: Path, templates: Path, flags: Sequence[str]) -> Path:
+    target = folder / f"{file.stem}.o"
+    command = ["g++", *FLAGS, *WARNINGS, *flags, "-I", str(templates), "-c", "-x", "c++", str(file), "-o", str(target)]
+    _call(command)
+    return target
 
 
 def _call(command: list[str]) -> None:

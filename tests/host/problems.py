@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tilery import reference
-from tilery.launch import Pointers, Strides, fill, template
-from tilery.problem import Problem
 
 from generator.variant import Variant
 from tests.host.harness import Library, Operand
+from tilery import reference
+from tilery.launch import Pointers, Strides, fill, template
+from tilery.problem import Problem
 
 Array = np.ndarray[Any, Any]
 STORED = {"f32": np.float32, "tf32": np.float32, "f16": np.float16, "bf16": np.uint16, "s8": np.int8, "s32": np.int32}
@@ -57,7 +57,9 @@ class Placed:
         return Operand(self.name, self.view.ctypes.data, (last + 1) * size if self.view.size else 0, size, self.writers)
 
 
-def place(name: str, values: Array, *, transposed: bool, pad: int, shift: int, step: int = 1, output: bool = False) -> Placed:
+def place(
+    name: str, values: Array, *, transposed: bool, pad: int, shift: int, step: int = 1, output: bool = False
+) -> Placed:
     """Values of (batch, rows, columns), columns running together in memory, or rows if `transposed`.
 
     Rows are `pad` elements apart, neighbours `step` elements, and the first element `shift` after a 16-byte boundary.
@@ -129,7 +131,13 @@ class Case:
         strides = {name: p.strides for name, p in self.placed.items()}
         bias = Strides(0, strides["bias"].col, 0) if "bias" in strides else none
         form = template(
-            self.problem, strides["a"], strides["b"], strides.get("c", none), strides["d"], bias, self.epilogue.out_dtype
+            self.problem,
+            strides["a"],
+            strides["b"],
+            strides.get("c", none),
+            strides["d"],
+            bias,
+            self.epilogue.out_dtype,
         )
         addresses = {name: p.view.ctypes.data for name, p in self.placed.items()}
         pointers = Pointers(*(addresses.get(name, 0) for name in ("a", "b", "c", "d", "bias")))

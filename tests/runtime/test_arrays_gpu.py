@@ -18,7 +18,8 @@ class Cai:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
-        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+        # cuda-core reads version 3; torch still says 2, and differs from 3 only in that it names no stream.
+        self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "version": 3}
 
 
 @pytest.fixture

@@ -132,9 +132,17 @@ def test_the_callers_context_comes_back(driver: FakeDriver) -> None:
 
 
 def test_capture(driver: FakeDriver) -> None:
-    assert [device.capturing(stream) for stream in (0, 5, 6)] == [False, True, True]
+    assert [device.capturing(stream, 0) for stream in (0, 5, 6)] == [False, True, True]
     with pytest.raises(DriverError, match="CUDA_ERROR_400"):
-        device.capturing(7)
+        device.capturing(7, 0)
+
+
+def test_capture_is_asked_in_the_context_of_the_gpu(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    answer = driver.cuStreamIsCapturing
+    monkeypatch.setattr(driver, "cuStreamIsCapturing", lambda s: asked.append(list(driver.stack)) or answer(s))
+    assert not device.capturing(0, 1)  # from a thread that has no context
+    assert (asked, driver.stack) == ([[101]], [])
 
 
 @pytest.mark.parametrize(

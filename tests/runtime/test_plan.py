@@ -84,7 +84,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(device, "primary_context", lambda ordinal: CONTEXT)
     monkeypatch.setattr(device, "current_context", lambda: made.context)
     monkeypatch.setattr(device, "current", made.push)
-    monkeypatch.setattr(device, "capturing", lambda stream: made.capturing)
+    monkeypatch.setattr(device, "capturing", lambda stream, ordinal: made.capturing)
     monkeypatch.setattr(device, "function", lambda name: made.launch)
     monkeypatch.setattr(device, "_text", lambda function, code: f"text of {code}")
     plan.clear()
