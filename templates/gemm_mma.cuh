@@ -109,17 +109,21 @@ struct MmaKernel {
     using ReadB = FragmentReader<T, B_K_MAJOR, false, C::FRAGMENTS_N, TileB>;
 
     struct Fragments { unsigned a[C::FRAGMENTS_M * 2][2], b[C::FRAGMENTS_N][2]; };
+
     template <class Tile, class Loader>
     static __device__ __forceinline__ void fetch(char* tile, const Loader& load, typename Loader::Fetched& fetched) {
-        if constexpr (!ASYNC) return load.fetch(fetched);
+        if constexpr (!ASYNC) {
+            load.fetch(fetched);
+        } else {
 #pragma unroll
-        for (int i = 0; i < Loader::COUNT; i++) {
-            char* to = tile + Tile::offset(Loader::row(i), Loader::column());
-            if constexpr (C::ALIGNMENT == 16) {
-                copy_async_16(to, load.chunk(i), load.inside(i));
-            } else {
+            for (int i = 0; i < Loader::COUNT; i++) {
+                char* to = tile + Tile::offset(Loader::row(i), Loader::column());
+                if constexpr (C::ALIGNMENT == 16) {
+                    copy_async_16(to, load.chunk(i), load.inside(i));
+                } else {
 #pragma unroll
-                for (int e = 0; e < 4; e++) copy_async_4(to + 4 * e, load.chunk(i) + 4 * e, 4 * e < load.valid(i));
+                    for (int e = 0; e < 4; e++) copy_async_4(to + 4 * e, load.chunk(i) + 4 * e, 4 * e < load.valid(i));
+                }
             }
         }
     }
