@@ -21,6 +21,8 @@ from .bucket import bucket
 from .errors import TableError, nearest
 
 SCHEMA = 1
+# Names in a row of the table. The first serves; the others stand by for an image that cannot be loaded.
+KEPT = 4
 _KEYS = {"op": str, "dtype": str, "layout": str, "align": int, "m": int, "n": int, "k": int, "batch": int}
 
 
@@ -93,8 +95,8 @@ def merge(records: Iterable[Record], available: Collection[str], declared: Colle
 
 
 def ranked(us: Mapping[str, float]) -> tuple[str, ...]:
-    """Names by time; equal times by name."""
-    return tuple(sorted(us, key=lambda name: (us[name], name)))
+    """The fastest names by time; equal times by name."""
+    return tuple(sorted(us, key=lambda name: (us[name], name))[:KEPT])
 
 
 def rows(exact: Exact) -> list[Row]:

@@ -12,7 +12,7 @@
 #endif
 
 #ifndef __x86_64__
-#error "the host device switches fibers on x86-64 only: see docs/decisions/0005-fibers.md"
+#error "the host device switches fibers on x86-64 only: see docs/decisions/0010-host-device.md"
 #endif
 
 namespace host {

@@ -231,7 +231,7 @@ inline bool Worker::release_barrier() {
 
 inline void Worker::synchronize(Where where) {
     Fiber& f = self();
-    f.state = State::BARRIER, f.op = "__syncthreads", f.where = where;
+    f.state = State::BARRIER, f.op = "__syncthreads", f.mask = 0, f.where = where;
     yield();
 }
 

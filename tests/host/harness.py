@@ -24,7 +24,7 @@ from generator.load import TEMPLATES
 
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1"] if SANITIZED else []
-FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-DTILERY_HOST", *SANITIZE]
+FLAGS = ["-std=c++17", "-O1" if SANITIZED else "-O2", "-fPIC", "-fvisibility=hidden", "-DTILERY_HOST", *SANITIZE]
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
 CHECK = ("-DTILERY_HOST_CHECK",)
 
@@ -128,17 +128,18 @@ class Library:
 def build(
     sources: Mapping[str, str], folder: Path, *, templates: Path = TEMPLATES, flags: Sequence[str] = ()
 ) -> Library:
-    """Compile sources (name to text) and the layer, two at a time, and load the library."""
+    """Compile sources (name to text) in two units, and the layer, and load the library."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {name: folder / f"{name}.cu" for name in sources}
-    for name, file in files.items():
-        file.write_text(sources[name])
-
+    for name, source in sources.items():
+        (folder / f"{name}.cu").write_text(source)
+    units = [folder / f"unit{i}.cc" for i in range(min(2, len(sources)))]
+    for i, unit in enumerate(units):
+        unit.write_text("".join(f'#include "{name}.cu"\n' for name in list(sources)[i::2]))
     with ThreadPoolExecutor(2) as pool:
-        layer = pool.submit(_layer, tuple(flags))
-        objects = list(pool.map(lambda file: _compile(file, folder, templates, flags), files.values()))
+        objects = list(pool.map(lambda unit: _compile(unit, folder, templates, flags), units))
+        layer = _layer(tuple(flags))
     library = folder / "kernels.so"
-    _call(["g++", "-shared", "-pthread", *SANITIZE, *map(str, [*objects, layer.result()]), "-o", str(library)])
+    _call(["g++", "-shared", "-pthread", *SANITIZE, *map(str, [*objects, layer]), "-o", str(library)])
     return Library(library)
 
 

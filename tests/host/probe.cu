@@ -122,7 +122,7 @@ PROBE(faulty) {
     if (p.what == 8) load_shared<int>(shared + i * 4);
     if (p.what == 9) store_shared(shared + p.n - 4 + i * 4, i);
     if (p.what == 10) load_shared<uint4>(shared + 8);
-    if (p.what == 11) load_global<int>((const int*)p.in + 64 + i);
+    if (p.what == 11) store_global((int*)p.out + i, load_global<int>((const int*)p.in + 64 + i));
     if (p.what == 12) store_global((int*)p.in + i, i);
     if (p.what == 13) load_global<float>((const char*)p.in + 2);
     if (p.what == 14) {

@@ -95,9 +95,8 @@ def test_f32_to_half(probe: Library, name: str, dtype: Any) -> None:
 
 def test_tf32_rounds_ties_away(probe: Library) -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 200_000, np.uint32)
-    bits = np.concatenate(
-        [bits, bits & ~np.uint32(0x1FFF), (bits & ~np.uint32(0x1FFF)) | np.uint32(0x1000), np.uint32([0x7F7FFFFF])]
-    )
+    cut = bits & ~np.uint32(0x1FFF)
+    bits = np.concatenate([bits, cut, cut | np.uint32(0x1000), np.uint32([0x7F7FFFFF])])
     values = bits.view(np.float32)
     got = convert(probe, "f32_to_tf32", bits, np.uint32).view(np.float32)
     finite = np.isfinite(values)
@@ -191,7 +190,7 @@ def test_atomics_and_static_shared_memory(probe: Library) -> None:
         with pytest.raises(HostFault, match="up to 4 bytes after the end of out"):
             run(probe, "count", out[:0], out, grid=64, block=(256,), seed=seed)
         out = np.zeros(5, np.int32)
-        with pytest.raises(HostFault, match="writes element 4 of out at probe.cu:.* a second time"):
+        with pytest.raises(HostFault, match=r"writes element 4 of out at probe.cu:\d+ a second time"):
             run(probe, "count", out[:0], out, grid=64, block=(256,), seed=seed)
         out = np.zeros(5, np.int32)
         params = Params(0, out.ctypes.data, 0, 0)
@@ -208,24 +207,26 @@ def test_bits(probe: Library) -> None:
     assert [hex(x) for x in out[5:]] == ["0x30201000", "0x31211101", "0x32221202", "0x33231303"]
 
 
+HERE, SHARED = r"\(probe.cu:\d+\)", r"of shared memory at probe.cu:\d+"
+NOBODY = f"reads byte \\d+ {SHARED}, which nobody has written"
 FAULTS = {
-    0: r"deadlock: 40 threads \(from 0 on\) wait at __syncthreads \(probe.cu:\d+\); 24 threads \(from 40 on\) have returned",
-    1: r"deadlock: 32 threads \(from 0 on\) wait at __syncthreads \(probe.cu:(\d+)\); 32 .*\(from 32 on\) wait at __syncthreads \(probe.cu:(?!\1)",
-    2: r"deadlock: 32 threads \(from 0 on\) wait at __syncwarp \(probe.cu:\d+\); 32 threads \(from 16 on\) have returned",
-    3: r"deadlock: 62 threads \(from 0 on\) wait at ldmatrix.x4.trans .*; 2 threads \(from 5 on\) wait at ldmatrix.x4 ",
-    4: r"thread \d+: calls __syncwarp \(probe.cu:\d+\) with mask fffffff0, not for lane \d",
+    0: rf"deadlock: 40 threads \(from 0 on\) wait at __syncthreads {HERE}; 24 threads \(from 40 on\) have returned$",
+    1: r"deadlock: 32 threads .* wait at __syncthreads \(probe.cu:(\d+)\); 32 .* at __syncthreads \(.*:(?!\1)\d+\)$",
+    2: rf"deadlock: 32 threads \(from 0 on\) wait at __syncwarp {HERE}; 32 threads \(from 16 on\) have returned$",
+    3: rf"deadlock: 62 .* wait at ldmatrix.x4.trans {HERE}; 2 threads \(from 5 on\) wait at ldmatrix.x4 {HERE}$",
+    4: rf"thread \d+: calls __syncwarp {HERE} with mask fffffff0, not for lane \d$",
     5: r"lane \d+ shuffles from lane 31, which takes no part",
-    6: r"cp.async of 16 bytes .* misaligned",
-    7: r"race: reads byte \d+ of .* at probe.cu:\d+, with no barrier since it was written by thread \d+ at|which nobody has written",
-    8: r"reads byte \d+ of shared memory at probe.cu:\d+, which nobody has written",
-    9: r"writes 4 bytes from byte \d+ of shared memory at probe.cu:\d+, outside of its 1024 bytes",
-    10: r"reads 16 bytes from byte 8 of shared memory at probe.cu:\d+: misaligned",
-    11: r"reads 4 bytes at probe.cu:\d+, up to \d+ bytes after the end of in",
-    12: r"writes 4 bytes of in at probe.cu:\d+, which is an input",
+    6: rf"cp.async of 16 bytes {HERE} to .* misaligned$",
+    7: rf"race: reads byte \d+ {SHARED}, with no barrier since it was written by thread \d+ at probe.cu:\d+$|{NOBODY}",
+    8: NOBODY,
+    9: rf"writes 4 bytes from byte \d+ {SHARED}, outside of its 1024 bytes$",
+    10: rf"reads 16 bytes from byte 8 {SHARED}: misaligned$",
+    11: r"reads 4 bytes at probe.cu:\d+, up to \d+ bytes after the end of in$",
+    12: r"writes 4 bytes of in at probe.cu:\d+, which is an input$",
     13: r"reads 4 bytes of global memory at probe.cu:\d+: misaligned",
-    14: r"race: (writes|reads) byte \d+ of shared memory at probe.cu:\d+, with no barrier since it was (read|written) by thread \d+",
-    15: r"thread 3: reads byte 48 of shared memory at probe.cu:\d+, before the wait for the cp.async that fills it by thread 3",
-    17: r"race: reads byte|which nobody has written",
+    14: rf"race: (writes|reads) byte \d+ {SHARED}, with no barrier since it was (read|written) by thread \d+",
+    15: rf"thread 3: reads byte 48 {SHARED}, before the wait for the cp.async that fills it by thread 3",
+    17: rf"race: reads byte \d+ {SHARED}|{NOBODY}",
 }
 
 
@@ -253,9 +254,8 @@ def test_a_warps_own_exchange_needs_no_block_barrier(probe: Library) -> None:
 
 
 def test_two_writers_of_one_element(probe: Library) -> None:
-    with pytest.raises(
-        HostFault, match=r"writes element 0 of out at probe.cu:\d+ a second time: thread \d+ of block 0 has written it"
-    ):
+    text = r"writes element 0 of out at probe.cu:\d+ a second time: thread \d+ of block 0 has written it"
+    with pytest.raises(HostFault, match=text):
         run(probe, "same_element", np.zeros(1, np.int32), np.zeros(1, np.int32))
 
 

@@ -45,7 +45,7 @@ FAULTS = {
         "gemm_mma.cuh",
         "pass * GROUP);\n            __syncthreads();",
         "pass * GROUP);",
-        r"race: writes .* with no barrier since it was read",
+        r"race: (reads|writes) byte \d+ .*, with no barrier since it was (read|written)",
         False,
     ),
     "removed barrier before staging": Fault(
@@ -101,7 +101,7 @@ FAULTS = {
         "gemm_naive.cuh",
         "|| j >= p.n) return;",
         "|| j >= p.n) return;\n    __syncthreads();",
-        r"block \(\d+, 0, 0\): deadlock: \d+ threads .* wait at __syncthreads \(gemm_naive.cuh:14\); \d+ threads .* have returned",
+        r"deadlock: \d+ threads .* wait at __syncthreads \(gemm_naive.cuh:\d+\); \d+ threads .* have returned",
         point=NAIVE,
     ),
     "misplaced swizzle": Fault("gemm_mma.cuh", "(lane_offset ^ (step * 32))", "(lane_offset + step * 32)", "."),
@@ -119,7 +119,7 @@ def test_planted_fault(tmp_path: Path, name: str, checked: bool) -> None:
     assert text.count(fault.old) == 1, f"{fault.file} has {text.count(fault.old)} of {fault.old!r}"
     (templates / fault.file).write_text(text.replace(fault.old, fault.new))
 
-    variant = next(v for v in variants_of(*fault.point) if v["tile"][:2] in ((128, 128), (64, 128), (16, 16)))
+    variant = variants_of(*fault.point)[0]
     library = build(
         {variant.name: render(variant, templates)},
         tmp_path / "build",
