@@ -103,8 +103,8 @@ def alignment(*values: int) -> int:
 def orient(ptr: int, item: int, sizes: tuple[int, int], strides: tuple[int, int], steps: Ints) -> Oriented:
     """How a kernel reads a matrix: 'n' where columns are adjacent, 't' where rows are, the better aligned where both.
 
-    Rows must begin at aligned addresses and be whole pieces of that many bytes. An axis of size 1 has no stride: it counts as
-    adjacent, and as a leading axis it does not lower the alignment.
+    Rows must begin at aligned addresses and be whole pieces of that many bytes. An axis of size 1 has no stride: it
+    counts as adjacent, and as a leading axis it does not lower the alignment.
     ``steps`` are the strides in elements by which the matrix moves between products.
     """
     (rows, cols), (row, col) = sizes, strides

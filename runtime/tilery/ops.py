@@ -159,8 +159,8 @@ def explain(
     packed = alignment(*(size * ITEM_BYTES[short] for size in problem.row_lengths))
     if align is not None and align > packed:
         raise InvalidInput(
-            f"align = {align} bytes, but rows of {' and '.join(map(str, problem.row_lengths))} {short} elements are whole"
-            f" pieces of {packed} bytes only; leave align out to decide for packed arrays"
+            f"align = {align} bytes, but rows of {' and '.join(map(str, problem.row_lengths))} {short} elements are "
+            f"whole pieces of {packed} bytes only; leave align out to decide for packed arrays"
         )
     problem = replace(problem, align=align or packed)
     return choose(problem, _device(arch), builtin(), current())

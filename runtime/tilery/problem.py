@@ -105,7 +105,7 @@ class Problem:
 
     @property
     def row_lengths(self) -> tuple[int, int]:
-        """Elements of a row of A and of B, along the axis whose elements are adjacent; (1, 1) where an input has none."""
+        """Elements of a row of A and of B, along the axis of adjacent elements; (1, 1) where an input has none."""
         if self.layout == "any":
             return 1, 1
         return (self.k if self.layout[0] == "n" else self.m), (self.n if self.layout[1] == "n" else self.k)

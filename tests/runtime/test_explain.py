@@ -59,3 +59,23 @@ def test_explain_without_a_gpu_and_arch_lists_the_archs(monkeypatch: pytest.Monk
     monkeypatch.setattr(device, "devices", lambda: ())
     with pytest.raises(InvalidInput, match=r"arch=.*sm_90a"):
         tilery.explain("gemm", m=8, n=8, k=8, dtype="f32")
+
+
+@pytest.mark.usefixtures("pack")
+@pytest.mark.parametrize(
+    ("layout", "m", "n", "k", "align"),
+    [
+        ("nt", 33, 65, 64, 16),
+        ("nt", 64, 64, 33, 2),
+        ("nn", 64, 66, 64, 4),
+        ("tn", 12, 64, 33, 8),
+        ("any", 64, 64, 64, 2),
+    ],
+)
+def test_explain_takes_packed_arrays(layout: str, m: int, n: int, k: int, align: int) -> None:
+    question: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": "bf16", "layout": layout, "arch": "sm_90a"}
+    assert tilery.explain("gemm", **question).problem.align == align
+    assert tilery.explain("gemm", **question, align=2).problem.align == 2
+    if align < 16:
+        with pytest.raises(InvalidInput, match=f"whole pieces of {align} bytes only"):
+            tilery.explain("gemm", **question, align=16)
