@@ -1,4 +1,4 @@
-# Finds nvcc and its host compiler. Sets TILERY_NVCC and TILERY_HOST_CXX.
+# Finds nvcc and its host compiler. Sets TILERY_NVCC, TILERY_NVCC_VERSION and TILERY_HOST_CXX.
 # Order: $TILERY_NVCC (must be usable), $CUDA_HOME, the nvcc wheel beside this Python, PATH.
 
 set(TILERY_NVCC_MINIMUM 13.0)
@@ -44,6 +44,7 @@ foreach(candidate IN LISTS candidates)
   tilery_nvcc_version("${nvcc}" version)
   if(version AND version VERSION_GREATER_EQUAL TILERY_NVCC_MINIMUM)
     set(TILERY_NVCC "${nvcc}")
+    set(TILERY_NVCC_VERSION "${version}")
     message(STATUS "nvcc ${version} from ${origin}: ${nvcc}")
     break()
   elseif(version)

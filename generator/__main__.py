@@ -105,14 +105,15 @@ def render_files(at: Context) -> int:
     if args.name:
         sys.stdout.write(render(find(at.spec, args.name).variant, args.templates))
         return 0
-    done = write(at.spec, at.archs, args.tier, args.out, args.templates)
+    archs = arch_names.with_host(at.archs, at.spec)
+    done = write(at.spec, archs, args.tier, args.out, args.templates)
     data = {
         "variants": done.variants,
         "units": done.units,
         "changed": [path.as_posix() for path in done.changed],
         "removed": [path.as_posix() for path in done.removed],
     }
-    text = f"{done.variants} variants in {done.units} units for {', '.join(at.archs)}"
+    text = f"{done.variants} variants in {done.units} units for {', '.join(archs)}"
     at.print(data, [f"{args.out}: {text}: {len(done.changed)} files written, {len(done.removed)} removed"])
     return 0
 
@@ -120,7 +121,8 @@ def render_files(at: Context) -> int:
 def table(at: Context) -> int:
     """Write _table.py from the built images and the tuning records."""
     args = at.args
-    built = tables.build(at.spec, at.archs, args.tier, args.version, args.images, args.tuning, args.templates)
+    archs = arch_names.with_host(at.archs, at.spec)
+    built = tables.build(at.spec, archs, args.tier, args.version, args.images, args.tuning, args.templates, args.cuda)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_bytes(built.text.encode())
     data = {"images": built.images, "records": built.records, "rows": built.rows, "dropped": built.dropped}
@@ -159,11 +161,12 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("name", nargs="?", help="print the source of this variant")
     what.add_argument("--out", type=Path, help="write the sources of all variants, the units and plan.cmake here")
     tabling = add("table", table, TIERS[0])
-    tabling.add_argument("--images", type=Path, help="the folder of <arch>/<image>.fatbin, which must all be there")
+    tabling.add_argument("--images", type=Path, help="the folder of <arch>/<image>.fatbin and host/kernels.so")
     tuning = ROOT / "tuning"
     default = tuning if tuning.is_dir() else None
     tabling.add_argument("--tuning", type=Path, default=default, help="the folder of <device>.jsonl; default tuning/")
     tabling.add_argument("--version", default=None, help="version of the library; default: that of pyproject.toml")
+    tabling.add_argument("--cuda", default="", help="version of the CUDA that compiled the images, as 13.0")
     tabling.add_argument("--out", type=Path, required=True, help="the _table.py to write")
     return parser
 

@@ -1,4 +1,4 @@
-"""What an arch name means: the GPUs that it serves, nvcc's arguments for it, and sets of archs by word."""
+"""What an arch name means: the GPUs that it serves, nvcc's arguments for it, its files, and sets of archs by word."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from .load import Spec
 
 Capability = tuple[int, int]
+HOST = "host"
+"""The arch of the CPU: the same sources compiled as C++ into one library. It serves the host device and no GPU."""
+HOST_CC: Capability = (0, 0)
 _FORM = re.compile(r"(sm|compute)_([1-9]\d*)(\d)([af]?)")
 
 
@@ -24,14 +27,17 @@ class Target(NamedTuple):
 
 
 def parse(arch: str) -> Target:
-    """Split an arch name; ValueError for one of another form.
+    """Split an arch name; ValueError for one of another form. ``host`` is a kind of its own.
 
     >>> parse("sm_103f")
     Target(kind='sm', cc=(10, 3), suffix='f')
     """
+    if arch == HOST:
+        return Target(HOST, HOST_CC, "")
     match = _FORM.fullmatch(arch)
     if match is None:
-        raise ValueError(f"'{arch}' is not of the form sm_NN, sm_NNa, sm_NNf, compute_NN, compute_NNa or compute_NNf")
+        forms = "sm_NN, sm_NNa, sm_NNf, compute_NN, compute_NNa or compute_NNf"
+        raise ValueError(f"'{arch}' is not {HOST}, and not of the form {forms}")
     kind, major, minor, suffix = match.groups()
     return Target(kind, (int(major), int(minor)), suffix)
 
@@ -43,7 +49,7 @@ def serves(arch: str, cc: Capability) -> bool:
     [True, True, False, True, False]
     """
     kind, target, suffix = parse(arch)
-    if suffix == "a":
+    if suffix == "a" or kind == HOST:
         return cc == target
     if suffix == "f" or kind == "sm":
         return cc[0] == target[0] and cc[1] >= target[1]
@@ -61,13 +67,23 @@ def serving(archs: Iterable[str], cc: Capability) -> list[str]:
     return sorted((arch for arch in archs if serves(arch, cc)), key=rank, reverse=True)
 
 
+def image_file(arch: str, image: str) -> str:
+    """The name of an image's file in the arch's folder; all of ``host`` are in one library.
+
+    >>> image_file("sm_90a", "gemm_mma_bf16_nt"), image_file("host", "gemm_mma_bf16_nt")
+    ('gemm_mma_bf16_nt.fatbin', 'kernels.so')
+    """
+    return "kernels.so" if arch == HOST else f"{image}.fatbin"
+
+
 def gencode(arch: str) -> str:
     """What follows ``-gencode`` on nvcc's command line.
 
     >>> gencode("sm_100f"), gencode("compute_80")
     ('arch=compute_100f,code=sm_100f', 'arch=compute_80,code=compute_80')
     """
-    parse(arch)
+    if parse(arch).kind == HOST:
+        raise ValueError(f"'{arch}' is not compiled by nvcc")
     return f"arch={arch.replace('sm_', 'compute_')},code={arch}"
 
 
@@ -99,6 +115,12 @@ def resolve(words: str, spec: Spec, probe: Callable[[], list[Capability]] = pres
     if not chosen:
         raise UnknownName(f"no arch given; {nearest('', [*spec.archs, 'all', 'native', 'portable'])}")
     return tuple(arch for arch in spec.archs if arch in chosen)
+
+
+def with_host(archs: Iterable[str], spec: Spec) -> tuple[str, ...]:
+    """What a build makes: the archs asked for, and ``host``, which every build has where it is declared."""
+    wanted = {*archs, HOST}
+    return tuple(arch for arch in spec.archs if arch in wanted)
 
 
 def _archs_of(word: str, spec: Spec, probe: Callable[[], list[Capability]]) -> Iterable[str]:

@@ -29,7 +29,7 @@ _PROBLEM_NAMES = ("size", "align", "dtype", "layout")
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """One target of nvcc; ``lineage`` is what the runtime tries next, ``gpu`` a representative GPU."""
+    """One target of nvcc, or ``host``; ``lineage`` is what the runtime tries next, ``gpu`` a representative GPU."""
 
     name: str
     status: str
@@ -139,7 +139,7 @@ def _align(at: At, value: Any) -> int:
 def _capability(at: At, value: Any) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2:
         raise at.error(f"is {show(value)}, not [major, minor]")
-    return integer(at, value[0]), integer(at, value[1], 0)
+    return integer(at, value[0], 0), integer(at, value[1], 0)
 
 
 def _config_value(at: At, value: Any) -> Value:
@@ -256,7 +256,8 @@ def _family(at: At, name: str, data: Any, ops: Mapping[str, Op], feature: Kind) 
 
     def cost(at: At, value: Any) -> dict[str, Any]:
         rate = table_of("dtype", number, DTYPES)
-        return fields(at, value, rate=rate, efficiency=number, step_clocks=number, start_us=number)
+        host = {"host_rate": rate} if isinstance(value, dict) and "host_rate" in value else {}
+        return fields(at, value, rate=rate, efficiency=number, step_clocks=number, start_us=number, **host)
 
     def rows(at: At, value: Any) -> list[Any]:
         if not isinstance(value, list) or not value:

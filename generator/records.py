@@ -62,8 +62,22 @@ class Record:
     key: Key
     us: Mapping[str, float]
 
+    @property
+    def on_host(self) -> bool:
+        """Whether it was measured on the host device."""
+        return is_host(self.gpu)
+
 
 Exact = dict[str, dict[Key, dict[str, float]]]
+
+
+def is_host(gpu: str) -> bool:
+    """Whether a device's name is that of the host device, as `host CPU (8 cores)`.
+
+    >>> is_host("host CPU (8 cores)"), is_host("NVIDIA H200")
+    (True, False)
+    """
+    return gpu.startswith("host CPU")
 
 
 def read(folder: Path) -> list[Record]:
@@ -111,8 +125,9 @@ def rows(exact: Exact) -> list[Row]:
     table = []
     for pattern, by_gpu in sorted(groups.items()):
         lists = sorted(by_gpu.items())
-        if len(lists) > 1:
-            lists.append(("*", [us for _, measured in lists for us in measured]))
+        gpus = [measured for gpu, measured in lists if not is_host(gpu)]
+        if len(gpus) > 1:
+            lists.append(("*", [us for measured in gpus for us in measured]))
         table += [Row._make((*pattern, gpu, names)) for gpu, measured in lists if (names := _ranked_over(measured))]
     return table
 

@@ -59,10 +59,17 @@ def headers(family: str, templates: Path = TEMPLATES) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def content_hash(variant: Variant, templates: Path = TEMPLATES) -> str:
-    """SHA-256 in hex of a variant's source and of all that it includes."""
+def host_files(templates: Path = TEMPLATES) -> dict[str, str]:
+    """What the host device adds to every source: name to text."""
+    files = sorted(path for path in (templates / arch_names.HOST).glob("*") if path.suffix in (".h", ".cpp"))
+    return {f"{arch_names.HOST}/{path.name}": path.read_text(encoding="utf-8") for path in files}
+
+
+def content_hash(variant: Variant, templates: Path = TEMPLATES, *, host: bool = False) -> str:
+    """SHA-256 in hex of a variant's source and of all that it includes, on the host device or on GPUs."""
     digest = hashlib.sha256()
-    for part in (render(variant, templates), *sum(headers(variant.family, templates).items(), ())):
+    files = headers(variant.family, templates) | (host_files(templates) if host else {})
+    for part in (render(variant, templates), *sum(files.items(), ())):
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
@@ -162,18 +169,21 @@ def _unit_text(arch: str, image: str, variants: list[Variant]) -> str:
 
 
 def _cmake(images: Mapping[str, Mapping[str, list[Variant]]], tier: str, templates: Path) -> str:
+    gpus = {arch: group for arch, group in images.items() if arch != arch_names.HOST}
     units = [
         f"{arch}|{image}|{_unit(arch, image).as_posix()}|{arch_names.gencode(arch)}"
-        for arch, group in images.items()
+        for arch, group in gpus.items()
         for image in group
     ]
+    host = [f"{image}|{_unit(arch_names.HOST, image).as_posix()}" for image in images.get(arch_names.HOST, ())]
     sources = sorted(path.resolve().as_posix() for path in templates.rglob("*") if path.is_file())
     return "".join(
         [
-            "# Generated: edit variants.toml. A unit is arch|image|file|what follows -gencode.\n",
+            "# Generated: edit variants.toml. A unit is arch|image|file|what follows -gencode, of host image|file.\n",
             f'set(TILERY_TIER "{tier}")\n',
             _cmake_list("TILERY_ARCHS", images),
             _cmake_list("TILERY_UNITS", units),
+            _cmake_list("TILERY_HOST_UNITS", host),
             _cmake_list("TILERY_HEADERS", sources),
         ]
     )

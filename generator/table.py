@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from . import records
+from .archs import HOST, image_file
 from .errors import TableError, nearest
 from .expand import expand, points
+from .files import check_image
 from .load import ROOT, TEMPLATES, TIERS, Arch, Spec
 from .render import content_hash, plan
 from .variant import Variant
 
 SCHEMA = 1
-MAGIC = 0xBA55ED50
-_HEADER = struct.Struct("<IHHQ")  # magic, version, bytes of this header, bytes that follow it
 
 Images = dict[str, dict[str, dict[str, Any]]]
 
@@ -43,6 +42,7 @@ def build(
     images: Path | None = None,
     tuning: Path | None = None,
     templates: Path = TEMPLATES,
+    cuda: str = "",
 ) -> Built:
     """Make the table of a pack.
 
@@ -51,21 +51,30 @@ def build(
         archs: the archs that were compiled.
         tier: the tier that was compiled.
         version: version of the library; by default that of ``pyproject.toml``.
-        images: folder of ``<arch>/<image>.fatbin``; with None, no image is listed and none is checked.
+        images: folder of ``<arch>/<image>.fatbin`` and ``host/kernels.so``; with None, none is listed or checked.
         tuning: folder of TuningRecords, if any.
         templates: folder of templates, for the content hashes.
+        cuda: the version of CUDA that compiled the images, as "13.0".
 
     Raises:
         TableError: an image is missing or damaged, or a record names a variant that nothing declares.
     """
     built = {} if images is None else read_images(plan(spec, archs, tier), images)
     variants = expand(spec, None, max("wide", tier, key=TIERS.index)).variants
-    listed = {name for group in built.values() for image in group.values() for name in image["variants"]}
-    available = {variant.name for variant in variants} if images is None else listed
     declared = {point.variant.name for point in points(spec)}
-    exact, dropped = records.merge(records.read(tuning) if tuning else [], available, declared)
+    taken = records.read(tuning) if tuning else []
+    exact: records.Exact = {}
+    dropped = 0
+    # A GPU's times rank what has an image for GPUs, a CPU's what the host device has.
+    for host in (False, True):
+        listed = {name for arch in built if (arch == HOST) is host for name in _listed(built[arch])}
+        available = {variant.name for variant in variants} if images is None else listed
+        measured = (record for record in taken if record.on_host is host)
+        merged, left_out = records.merge(measured, available, declared)
+        exact |= merged
+        dropped += left_out
     rows = records.rows(exact)
-    text = _text(spec, tier, version or _version(), variants, built, exact, rows, templates)
+    text = _text(spec, tier, version or _version(), cuda, variants, built, exact, rows, templates)
     count = sum(map(len, exact.values()))
     return Built(text, sum(map(len, built.values())), count, len(rows), dropped)
 
@@ -73,23 +82,11 @@ def build(
 def read_images(images: Mapping[str, Mapping[str, list[Variant]]], folder: Path) -> Images:
     """Check that each planned image is there and whole; its size, SHA-256 and variants."""
     return {
-        arch: {image: _read_image(folder / arch / f"{image}.fatbin", group) for image, group in sorted(units.items())}
+        arch: {
+            image: _read_image(folder / arch / image_file(arch, image), group) for image, group in sorted(units.items())
+        }
         for arch, units in sorted(images.items())
     }
-
-
-def check_fatbin(data: bytes) -> None:
-    """Raise ValueError unless the bytes are one whole fatbin, or several one after another."""
-    offset = 0
-    while offset < len(data) or not data:
-        if len(data) - offset < _HEADER.size:
-            raise ValueError(f"is truncated: {len(data)} bytes end within a header")
-        magic, _, header, payload = _HEADER.unpack_from(data, offset)
-        if magic != MAGIC or header < _HEADER.size:
-            raise ValueError(f"is not a fatbin: 0x{magic:08X} at byte {offset}, not 0x{MAGIC:08X}")
-        offset += header + payload
-    if offset != len(data):
-        raise ValueError(f"is truncated: {len(data)} bytes of {offset}")
 
 
 def describe(variant: Variant) -> dict[str, Any]:
@@ -108,14 +105,20 @@ def describe(variant: Variant) -> dict[str, Any]:
     }
 
 
+def _listed(images: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
+    return (name for image in images.values() for name in image["variants"])
+
+
 def _read_image(path: Path, group: list[Variant]) -> dict[str, Any]:
     names = [variant.name for variant in group]
     try:
         data = path.read_bytes()
-        check_fatbin(data)
+        check_image(path.name, data)
+        if path.suffix == ".so" and (absent := [name for name in names if f"\0{name}\0".encode() not in data]):
+            raise ValueError(f"has no kernel {', '.join(absent)}")
     except FileNotFoundError:
-        there = [other.stem for other in path.parent.glob("*.fatbin")]
-        near = nearest(path.stem, there)
+        there = [other.name for other in path.parent.glob("*")]
+        near = nearest(path.name, there)
         raise TableError(f"{path}: no such image, to hold {', '.join(names)}; {near}; build it first") from None
     except ValueError as error:
         raise TableError(f"{path}: {error}; delete it and build again") from None
@@ -135,6 +138,7 @@ def _text(
     spec: Spec,
     tier: str,
     version: str,
+    cuda: str,
     variants: Iterable[Variant],
     images: Images,
     exact: records.Exact,
@@ -147,7 +151,7 @@ def _text(
     ranked = {gpu: {tuple(key): records.ranked(us) for key, us in sorted(by.items())} for gpu, by in exact.items()}
     parts = [
         '"""Generated by the build from variants.toml, the images and the tuning records."""\n\n',
-        f"SCHEMA = {SCHEMA}\nVERSION = {version!r}\nTIER = {tier!r}\n",
+        f"SCHEMA = {SCHEMA}\nVERSION = {version!r}\nCUDA = {cuda!r}\nTIER = {tier!r}\n",
         _mapping("ARCHS", archs),
         _mapping("COST", {name: family.cost for name, family in spec.families.items()}),
         _mapping("FALLBACK", {name: op.fallback for name, op in spec.ops.items()}),

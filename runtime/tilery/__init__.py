@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 from .stats import stats as stats
 
 if TYPE_CHECKING:
+    from . import policy as policy
+    from .asked import request as request
     from .decision import Decision as Decision
     from .errors import CompileError as CompileError
     from .errors import DriverError as DriverError
+    from .errors import HostError as HostError
     from .errors import InvalidInput as InvalidInput
     from .errors import PackError as PackError
     from .errors import TileryError as TileryError
@@ -25,13 +28,16 @@ if TYPE_CHECKING:
     from .ops import explain as explain
     from .ops import gemm as gemm
     from .ops import linear as linear
+    from .policy import Policy as Policy
     from .problem import Problem as Problem
+    from .warmup import prepare as prepare
 
     __version__: str
 
 _ERRORS = (
     "CompileError",
     "DriverError",
+    "HostError",
     "InvalidInput",
     "PackError",
     "TileryError",
@@ -41,13 +47,16 @@ _ERRORS = (
 # Public names and where they live: imported when first used, so that `import tilery` loads hardly anything.
 _HOMES = {
     "Decision": ".decision",
+    "Policy": ".policy",
     "Problem": ".problem",
     "explain": ".ops",
     "gemm": ".ops",
     "linear": ".ops",
+    "prepare": ".warmup",
+    "request": ".asked",
 } | dict.fromkeys(_ERRORS, ".errors")
 
-__all__ = [*sorted(_HOMES), "__version__", "stats"]
+__all__ = [*sorted(_HOMES), "__version__", "policy", "stats"]
 
 
 def _version() -> str:
@@ -62,6 +71,8 @@ def _version() -> str:
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = _version()
+    elif name == "policy":
+        value = import_module(".policy", __name__)
     elif name in _HOMES:
         value = getattr(import_module(_HOMES[name], __name__), name)
     else:

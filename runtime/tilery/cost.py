@@ -90,7 +90,20 @@ def memory_us(variant: Variant, problem: Problem, device: DeviceInfo) -> float:
     return moved / (device.bandwidth_gbs * 1e3)
 
 
+def host_us(variant: Variant, problem: Problem, device: DeviceInfo, cost: Mapping[str, Any]) -> float:
+    """Time on the CPU, where each core runs one block at a time."""
+    tile_m, tile_n, tile_k = variant["tile"]
+    tiles = ceil_div(problem.m, tile_m) * ceil_div(problem.n, tile_n) * problem.batch
+    macs = tile_m * tile_n * tile_k * max(1, ceil_div(problem.k, tile_k))
+    side = 2 * tile_m * tile_n / (tile_m + tile_n)
+    rate: float = cost.get("host_rate", cost["rate"])[variant.dtype] * side / (side + HALF_SIDE)
+    busy: float = ceil_div(tiles, device.sms) * macs / rate
+    return busy
+
+
 def predict(variant: Variant, problem: Problem, device: DeviceInfo, cost: Mapping[str, Any]) -> float:
     """Predicted time in microseconds; ``cost`` holds the coefficients of the variant's family."""
+    if device.is_host:
+        return float(cost["start_us"] + host_us(variant, problem, device, cost))
     busy = max(compute_us(variant, problem, device, cost), memory_us(variant, problem, device))
     return float(cost["start_us"] + busy)

@@ -68,6 +68,8 @@ class Decision:
         silent: (tier, reason) of each tier that was asked before and did not answer.
         rejections: the variants that cannot serve, with a reason each.
         ranked: (name, predicted microseconds) of the tier's candidates, best first.
+        pending: the variant that will serve once it is compiled in the background, or "".
+        miss: what happens because no image fits, or "".
     """
 
     problem: Problem
@@ -80,6 +82,8 @@ class Decision:
     silent: tuple[tuple[str, str], ...]
     rejections: tuple[Rejection, ...]
     ranked: tuple[tuple[str, float], ...]
+    pending: str = ""
+    miss: str = ""
 
     @property
     def predicted_us(self) -> float:
@@ -96,6 +100,8 @@ class Decision:
             "arch": self.arch,
             "source": self.source,
             "predicted_us": self.predicted_us,
+            "pending": self.pending,
+            "miss": self.miss,
             "tiers": [{"tier": tier, "reason": reason} for tier, reason in (*self.silent, (self.tier, self.reason))],
             "ranked": [{"name": name, "predicted_us": time} for name, time in self.ranked],
             "rejections": [rejection._asdict() for rejection in self.rejections],
@@ -103,8 +109,11 @@ class Decision:
 
     def __str__(self) -> str:
         lines = [problem_text(self.problem), f"on {self.device}", f"-> {self.variant.name}"]
-        origin = "compiled by NVRTC for" if self.source == "jit" else "from the image of"
-        lines += [f"   {origin} {self.arch}, predicted {self.predicted_us:.1f} us", "", "tiers"]
+        compiler = "the C++ compiler" if self.device.is_host else "NVRTC"
+        origin = f"compiled by {compiler} for" if self.source == "jit" else "from the image of"
+        lines += [f"   {origin} {self.arch}, predicted {self.predicted_us:.1f} us"]
+        lines += [f"   no image fits: {self.miss}"] if self.miss else []
+        lines += ["", "tiers"]
         lines += [f"  {tier:<9} {reason}" for tier, reason in self.silent]
         lines += [f"  {self.tier:<9} answers: {self.reason}", "", "ranked"]
         lines += [f"  {time:>9.1f} us  {name}" for name, time in self.ranked[:SHOWN_RANKS]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import DriverError, InvalidInput, UnknownName
+from .generator.archs import HOST, HOST_CC
 
 if TYPE_CHECKING:
     from .pack import Pack
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
 UNKNOWN_BANDWIDTH_GBS = 300.0
 # The legacy and the per-thread default stream: these handles belong to whatever context is current.
 DEFAULT_STREAMS = (0, 1, 2)
+FORKED = (
+    "this process was forked from one that had initialised CUDA, which does not survive a fork: "
+    "start it with multiprocessing.get_context('spawn')"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One GPU, present or described.
+    """One GPU, present or described; or the CPU, whose capability is 0.0.
 
     Attributes:
         name: the driver's name of it.
@@ -48,7 +54,14 @@ class DeviceInfo:
     ordinal: int | None = None
     driver_version: int | None = None
 
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the CPU."""
+        return bool(self.cc == HOST_CC)
+
     def __str__(self) -> str:
+        if self.is_host:
+            return self.name
         return f"{self.name} ({self.cc[0]}.{self.cc[1]}, {self.sms} SMs)"
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,6 +78,16 @@ def version_text(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
+def version_number(text: str) -> int:
+    """The driver's number of a version as people write it.
+
+    >>> version_number("12.8")
+    12080
+    """
+    major, minor = text.split(".")[:2]
+    return int(major) * 1000 + int(minor) * 10
+
+
 @lru_cache(maxsize=1)
 def _driver() -> Any:
     return import_module("cuda.bindings.driver")
@@ -77,7 +100,10 @@ def _text(function: str, code: Any) -> str:
 
 def driver_error(function: str, code: Any, advice: str = "") -> DriverError:
     """The typed error of a CUresult that is not success."""
-    return DriverError(function, _text("cuGetErrorName", code), _text("cuGetErrorString", code), advice)
+    name = _text("cuGetErrorName", code)
+    if _forked or name == "CUDA_ERROR_NOT_INITIALIZED":
+        advice = FORKED if _forked else f"Perhaps {FORKED}"
+    return DriverError(function, name, _text("cuGetErrorString", code), advice)
 
 
 def call(function: str, *args: Any) -> Any:
@@ -130,6 +156,8 @@ def _probe(ordinal: int, version: int) -> DeviceInfo:
 @lru_cache(maxsize=1)
 def _look() -> tuple[tuple[DeviceInfo, ...], str]:
     """The GPUs, and why there are none."""
+    if _forked:
+        return (), FORKED
     try:
         call("cuInit", 0)
         version = int(call("cuDriverGetVersion"))
@@ -168,6 +196,8 @@ def info(ordinal: int) -> DeviceInfo:
 def representative(arch: str, pack: Pack | None = None) -> DeviceInfo:
     """The GPU that stands for an arch of the pack (default: the built-in one), for decisions without a GPU.
 
+    For ``host`` it is this machine's CPU.
+
     Raises:
         UnknownName: the pack has no such arch; the message has the nearest ones.
     """
@@ -176,11 +206,28 @@ def representative(arch: str, pack: Pack | None = None) -> DeviceInfo:
     archs = (pack or builtin()).archs
     if arch not in archs:
         raise UnknownName("arch", arch, archs)
+    if arch == HOST:
+        from .host.device import info as host_info
+
+        return host_info(archs[arch].gpu)
     return archs[arch].gpu
 
 
 _contexts: dict[int, Any] = {}
 _lock = threading.Lock()
+_forked = False
+
+
+def _after_fork() -> None:
+    """In the child nothing of the parent's CUDA can be used, and a lock may have been held by a thread that is gone."""
+    global _forked, _lock
+    _forked = _forked or (_look.cache_info().currsize > 0 and bool(devices()))
+    _lock = threading.Lock()
+    _contexts.clear()
+    _look.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def primary_context(ordinal: int) -> Any:
@@ -210,6 +257,17 @@ def current(ordinal: int) -> Iterator[None]:
         yield
     finally:
         call("cuCtxPopCurrent")
+
+
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """Let this thread load code while another one captures a CUDA graph: that capture would break otherwise."""
+    mode = constant("CUstreamCaptureMode", "CU_STREAM_CAPTURE_MODE_RELAXED")
+    before = call("cuThreadExchangeStreamCaptureMode", mode)
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
 
 
 def capturing(stream: int, ordinal: int) -> bool:

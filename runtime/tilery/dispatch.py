@@ -11,6 +11,7 @@ from .cost import predict
 from .decision import Decision, Rejection, problem_text, summary
 from .device import DeviceInfo
 from .errors import UnknownName, UnsupportedProblem
+from .generator.archs import HOST
 from .generator.variant import Variant
 from .pack import Names, Pack
 from .policy import Policy
@@ -46,6 +47,10 @@ class Search:
     policy: Policy
     failed: Failures
     toolchain: Callable[[], jit.Toolchain]
+    compiled: Mapping[str, str]
+    waits: bool
+    why_no_compiler: Callable[[], str]
+    pending: str = ""
     rejections: list[Rejection] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,14 +78,30 @@ class Search:
         return None
 
     def jit(self, variant: Variant) -> Candidate | str:
-        """The variant through NVRTC, or why not."""
+        """The variant through NVRTC, or the C++ compiler for the host device; or why not."""
         if self.policy.jit == "off":
             return "the policy is jit='off'"
+        if self.device.is_host:
+            why = self.why_no_compiler()
+            return why or self.failed.get(("jit", HOST, variant.name)) or Candidate(variant, "jit", HOST)
         tools = self.toolchain()
         arch = jit.target(self.device.cc, self.pack.archs, tools)
         if arch is None:
             return tools.why_none or f"NVRTC {tools.version} has no target that runs on {self.device}"
         return self.failed.get(("jit", arch, variant.name)) or Candidate(variant, "jit", arch)
+
+    def in_background(self, variants: list[Variant]) -> Answer | str:
+        """What is compiled already, best first, while the best of all is compiled; NVRTC is not even loaded here."""
+        broken = {name for source, _, name in self.failed if source != "image"}
+        wanted = self.rank(Candidate(v, "jit", self.compiled.get(v.name, "")) for v in variants if v.name not in broken)
+        if not wanted:
+            return f"none of {len(variants)} variants could be compiled, see below"
+        ready = [candidate for candidate in wanted if candidate.arch]
+        if wanted[0].arch:
+            return Answer(ready, f"no image fits; least predicted time of {len(wanted)}, and compiled already")
+        self.pending = wanted[0].variant.name
+        reason = f"the policy is jit='background', and {self.pending} is not compiled yet"
+        return Answer(ready, f"compiled already; {reason}") if ready else reason
 
     def predict(self, variant: Variant) -> float:
         """Predicted time in microseconds."""
@@ -129,10 +150,11 @@ def _bucket(search: Search) -> Answer | str:
     p = search.problem
     sizes = tuple(bucket(size) for size in (p.m, p.n, p.k))
     silent = [f"no row for bucket {'x'.join(map(str, sizes))}"]
-    for gpu in (search.device.name, "*"):
-        names = search.pack.table.get((p.op, compute_dtype(p), p.layout, p.align, *sizes, gpu))
-        if names is not None:
-            answer = _named(search, names, f"row of bucket {'x'.join(map(str, sizes))} for {gpu}")
+    names = (search.device.name,) if search.device.is_host else (search.device.name, "*")
+    for gpu in names:
+        ranked = search.pack.table.get((p.op, compute_dtype(p), p.layout, p.align, *sizes, gpu))
+        if ranked is not None:
+            answer = _named(search, ranked, f"row of bucket {'x'.join(map(str, sizes))} for {gpu}")
             if not isinstance(answer, str):
                 return answer
             silent.append(answer)
@@ -159,12 +181,15 @@ def _jit(search: Search) -> Answer | str:
     missing = [variant for variant in search.regular() if search.image(variant) is None]
     if not missing:
         return "no variant of the pack fits that lacks an image"
+    if search.policy.jit == "background" and not search.waits:
+        return search.in_background(missing)
     tried = {variant.name: search.jit(variant) for variant in missing}
     found = [candidate for candidate in tried.values() if not isinstance(candidate, str)]
     search.rejections += [Rejection(name, why) for name, why in tried.items() if isinstance(why, str)]
     if not found:
         return f"none of {len(missing)} variants can be compiled: {next(iter(tried.values()))}"
-    return Answer(search.rank(found), f"no image fits; least predicted time of {len(found)} that NVRTC can compile")
+    why = f"no image fits; least predicted time of {len(found)} that {_compiler(search)} can compile"
+    return Answer(search.rank(found), why)
 
 
 def _fallback(search: Search) -> Answer | str:
@@ -196,6 +221,16 @@ TIERS: Mapping[str, Tier] = {
 NO_FAILURES: Failures = {}
 
 
+def why_no_compiler() -> str:
+    """Why this machine has no C++ compiler for the host device, or ""."""
+    from .host import compiler
+
+    return compiler.find().why_none
+
+
+NOTHING: Mapping[str, str] = {}
+
+
 def choose(
     problem: Problem,
     device: DeviceInfo,
@@ -203,8 +238,12 @@ def choose(
     policy: Policy,
     failed: Failures = NO_FAILURES,
     toolchain: Callable[[], jit.Toolchain] = jit.toolchain,
+    *,
+    compiled: Mapping[str, str] = NOTHING,
+    waits: bool = False,
+    no_compiler: Callable[[], str] = why_no_compiler,
 ) -> Decision:
-    """The variant that serves a Problem on a GPU, with the reasons against all others.
+    """The variant that serves a Problem on a GPU or the host device, with the reasons against all others.
 
     Args:
         problem: what is asked.
@@ -213,12 +252,15 @@ def choose(
         policy: the user's settings.
         failed: what did not load or compile in this process, with the reason.
         toolchain: the NVRTC there is; asked only when the JIT is considered.
+        compiled: variants that NVRTC compiled in this process and that are loaded on the GPU, with their arch.
+        waits: with jit='background', choose what is to be compiled rather than what serves until it is.
+        no_compiler: why there is no C++ compiler, or ""; asked only when the JIT is considered for the host device.
 
     Raises:
         UnknownName: the forced variant is unknown or does not fit.
         UnsupportedProblem: nothing can serve it; the message has every reason.
     """
-    search = Search(problem, device, pack, policy, failed, toolchain)
+    search = Search(problem, device, pack, policy, failed, toolchain, compiled, waits, no_compiler)
     search.rejections += [Rejection(name, f"{why} ({source} {arch})") for (source, arch, name), why in failed.items()]
     silent: list[tuple[str, str]] = []
     for tier, ask in TIERS.items():
@@ -247,4 +289,22 @@ def _decision(search: Search, tier: str, answer: Answer, silent: list[tuple[str,
         silent=tuple(silent),
         rejections=tuple(search.rejections),
         ranked=ranked,
+        pending=search.pending,
+        miss=_miss(search, tier, answer.candidates[0]),
     )
+
+
+def _miss(search: Search, tier: str, chosen: Candidate) -> str:
+    """What happens because no image fits, "" where one does."""
+    mode = f"jit={search.policy.jit!r}"
+    if search.pending:
+        return f"{chosen.variant.name} serves while {search.pending} is compiled in the background ({mode})"
+    if chosen.source == "jit" and (search.waits or chosen.variant.name in search.compiled):
+        return f"{_compiler(search)} compiled {chosen.variant.name}, once ({mode})"
+    if chosen.source == "jit":
+        return f"{_compiler(search)} compiles {chosen.variant.name} before it serves, once ({mode})"
+    return f"the fallback serves ({mode})" if tier == "fallback" else ""
+
+
+def _compiler(search: Search) -> str:
+    return "the C++ compiler" if search.device.is_host else "NVRTC"

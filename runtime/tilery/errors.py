@@ -78,6 +78,13 @@ class CompileError(TileryError):
         super().__init__("\n".join(lines + ([advice] if advice else [])))
 
 
+class HostError(TileryError):
+    """A launch on the host device failed; the message names kernel, block and thread, and the lines of what went wrong.
+
+    The result of such a call is undefined.
+    """
+
+
 class DriverError(TileryError):
     """A call of the CUDA driver failed.
 

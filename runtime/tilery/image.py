@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import struct
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 
 from . import device
 from .errors import DriverError, PackError
+from .generator import archs
+from .generator.files import check_image
 from .generator.variant import Variant
 from .pack import ADVICE, Image
 
-MAGIC = 0xBA55ED50
-HEADER = struct.Struct("<IHHQ")  # magic, version, header size, payload size
 DEFAULT_SHARED_BYTES = 48 * 1024  # beyond this a kernel has to opt in
 
 # The image is at fault, or the driver too old for it: another tier may still serve. Anything else (no memory, a context
@@ -36,74 +35,57 @@ IMAGE_FAULTS = frozenset(
     )
 )
 
-_ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
-
-def parse_arch(arch: str) -> tuple[str, tuple[int, int], str]:
+def parse_arch(arch: str) -> archs.Target:
     """The kind, capability and suffix of an arch's name.
 
-    >>> parse_arch("sm_103a")
+    >>> tuple(parse_arch("sm_103a"))
     ('sm', (10, 3), 'a')
     """
-    match = _ARCH.fullmatch(arch)
-    if match is None:
-        raise PackError(f"{arch!r} is not an arch: expected sm_NN or compute_NN, with or without a or f")
-    kind, major, minor, suffix = match.groups()
-    return kind, (int(major), int(minor)), suffix
+    try:
+        return archs.parse(arch)
+    except ValueError as error:
+        raise PackError(f"not an arch: {error}") from None
 
 
 def serves(arch: str, cc: tuple[int, int]) -> bool:
-    """Whether code for ``arch`` runs on a GPU of capability ``cc``.
+    """Whether code for ``arch`` runs on a GPU of capability ``cc``, or, for ``host``, on the CPU.
 
     ``a`` targets are exact, ``f`` targets and plain SASS run on the same major version from their minor version on,
     plain PTX on every later capability.
 
-    >>> serves("sm_80", (8, 9)), serves("sm_90a", (10, 0)), serves("compute_80", (12, 0))
-    (True, False, True)
+    >>> serves("sm_80", (8, 9)), serves("sm_90a", (10, 0)), serves("compute_80", (12, 0)), serves("host", (9, 0))
+    (True, False, True, False)
     """
-    kind, target, suffix = parse_arch(arch)
-    if suffix == "a":
-        return cc == target
-    if suffix == "f" or kind == "sm":
-        return cc[0] == target[0] and cc[1] >= target[1]
-    return cc >= target
+    parse_arch(arch)
+    return bool(archs.serves(arch, cc))
 
 
-def order(archs: Iterable[str], cc: tuple[int, int]) -> tuple[str, ...]:
-    """Those of ``archs`` that serve ``cc``, best first: SASS before PTX, ``a``, ``f``, plain, then the newest.
+def order(names: Iterable[str], cc: tuple[int, int]) -> tuple[str, ...]:
+    """Those of the archs that serve ``cc``, best first: SASS before PTX, ``a``, ``f``, plain, then the newest.
 
     >>> order(["compute_80", "sm_80", "sm_86", "sm_90a"], (8, 9))
     ('sm_86', 'sm_80', 'compute_80')
     """
-
-    def rank(arch: str) -> tuple[bool, int, int, int]:
-        kind, (major, minor), suffix = parse_arch(arch)
-        return kind != "sm", ("a", "f", "").index(suffix), -major, -minor
-
-    return tuple(sorted((arch for arch in set(archs) if serves(arch, cc)), key=rank))
+    found = {name for name in names if serves(name, cc)}
+    return tuple(sorted(found, key=archs.rank, reverse=True))
 
 
 def is_sass(arch: str) -> bool:
     """Whether the arch is machine code rather than PTX."""
-    return arch.startswith("sm_")
+    return not arch.startswith("compute_")
 
 
-def verify_fatbin(data: bytes, path: Path | str = "image") -> None:
-    """Check that ``data`` is one whole fatbin, or several one after the other.
+def verify(data: bytes, path: Path) -> None:
+    """Check that ``data`` is a whole image of the kind that the path's suffix says: fatbin or shared library.
 
     Raises:
         PackError: it is truncated or something else; the message says where.
     """
-    at = 0
-    while at < len(data) or at == 0:
-        if len(data) - at < HEADER.size:
-            raise _broken(path, f"a fatbin header of {HEADER.size} bytes at {at}", f"{len(data) - at} bytes, truncated")
-        magic, _, header, payload = HEADER.unpack_from(data, at)
-        if magic != MAGIC or header < HEADER.size:
-            raise _broken(path, f"a fatbin (magic {MAGIC:#010x}) at byte {at}", f"{magic:#010x}, a foreign file")
-        if at + header + payload > len(data):
-            raise _broken(path, f"{at + header + payload} bytes", f"{len(data)}, truncated")
-        at += header + payload
+    try:
+        check_image(path.name, data)
+    except ValueError as error:
+        raise PackError(f"{path}: {error}. {ADVICE}") from None
 
 
 def _broken(path: Path | str, expected: str, found: str) -> PackError:
@@ -120,7 +102,7 @@ def read(image: Image) -> bytes:
         data = image.path.read_bytes()
     except OSError as error:
         raise _broken(image.path, f"an image of {image.bytes} bytes", error.strerror or str(error)) from error
-    verify_fatbin(data, image.path)
+    verify(data, image.path)
     digest = hashlib.sha256(data).hexdigest()
     if digest != image.sha256:
         raise _broken(image.path, f"SHA-256 {image.sha256} ({image.bytes} bytes)", f"{digest} ({len(data)} bytes)")
@@ -130,6 +112,17 @@ def read(image: Image) -> bytes:
 _libraries: dict[str, Any] = {}
 _kernels: dict[tuple[str, str, int], Any] = {}
 _lock = threading.RLock()
+
+
+def _after_fork() -> None:
+    """In the child nothing is loaded, and the lock may have been held by a thread that is gone."""
+    global _lock
+    _lock = threading.RLock()
+    _libraries.clear()
+    _kernels.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_loaded(key: str, variant: Variant, ordinal: int) -> bool:
@@ -148,10 +141,10 @@ def load(image: Image, variant: Variant, ordinal: int) -> Any:
         return kernel
     with _lock:
         data = b"" if image.sha256 in _libraries else read(image)
-        return load_code(image.sha256, data, variant, ordinal, str(image.path))
+        return load_code(image.sha256, data, variant, ordinal, str(image.path), image.cuda)
 
 
-def load_code(key: str, code: bytes, variant: Variant, ordinal: int, source: str) -> Any:
+def load_code(key: str, code: bytes, variant: Variant, ordinal: int, source: str, cuda: str = "") -> Any:
     """The kernel of a variant on a GPU, from cubin, fatbin or PTX.
 
     Args:
@@ -160,6 +153,7 @@ def load_code(key: str, code: bytes, variant: Variant, ordinal: int, source: str
         variant: also names the kernel.
         ordinal: the GPU.
         source: where the code comes from, for messages.
+        cuda: the version of CUDA that made it, or "" where that is unknown.
 
     Raises:
         DriverError: the driver refuses it; the message has the driver's version.
@@ -173,7 +167,7 @@ def load_code(key: str, code: bytes, variant: Variant, ordinal: int, source: str
             kernel = device.call("cuLibraryGetKernel", _libraries[key], variant.name.encode())
             _prepare(kernel, variant, ordinal)
         except DriverError as error:
-            raise _refused(error, variant, ordinal, source) from error
+            raise _refused(error, variant, ordinal, source, cuda) from error
         _kernels[key, variant.name, ordinal] = kernel
         return kernel
 
@@ -187,10 +181,12 @@ def _prepare(kernel: Any, variant: Variant, ordinal: int) -> None:
     device.call("cuKernelGetFunction", kernel)
 
 
-def _refused(error: DriverError, variant: Variant, ordinal: int, source: str) -> DriverError:
+def _refused(error: DriverError, variant: Variant, ordinal: int, source: str, cuda: str) -> DriverError:
     gpu = device.info(ordinal)
     have = device.version_text(gpu.driver_version or 0)
-    advice = f"{variant.name} from {source} on GPU {ordinal}, {gpu}; the driver supports CUDA {have}."
-    if error.name == "CUDA_ERROR_UNSUPPORTED_PTX_VERSION":
+    made = f", made by CUDA {cuda}," if cuda else ""
+    advice = f"{variant.name} from {source}{made} on GPU {ordinal}, {gpu}; the driver supports CUDA {have}."
+    newer = bool(cuda) and device.version_number(cuda) > (gpu.driver_version or 0)
+    if newer or error.name == "CUDA_ERROR_UNSUPPORTED_PTX_VERSION":
         advice += " The code was made by a newer CUDA: update the driver."
     return DriverError(error.call, error.name, error.text, advice)

@@ -18,7 +18,7 @@ from .errors import CompileError, PackError
 from .generator.variant import Variant
 from .pack import ADVICE, Pack, builtin
 from .stats import count
-from .store import Key, Store, open_store
+from .store import Key, Store, store_for
 
 INSTALL = "NVRTC comes with `pip install nvidia-cuda-nvrtc`"
 
@@ -47,6 +47,19 @@ class Compiled:
     code: bytes
     log: str
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Code of a variant.
+
+    Attributes:
+        data: a cubin, or PTX for a ``compute_`` arch.
+        origin: ``store`` or ``nvrtc``.
+    """
+
+    data: bytes
+    origin: str
 
 
 @lru_cache(maxsize=1)
@@ -156,8 +169,8 @@ def key(variant: Variant, arch: str, content: str, library: str) -> Key:
     )
 
 
-def compile_variant(variant: Variant, arch: str, *, pack: Pack | None = None, store: Store | None = None) -> bytes:
-    """Code of a variant for an arch, from the store or from NVRTC: a cubin, or PTX for a ``compute_`` arch.
+def compile_variant(variant: Variant, arch: str, *, pack: Pack | None = None, store: Store | None = None) -> Code:
+    """Code of a variant for an arch, from the store or from NVRTC.
 
     Args:
         variant: what to compile.
@@ -169,18 +182,25 @@ def compile_variant(variant: Variant, arch: str, *, pack: Pack | None = None, st
         CompileError: with the log, the options and the path of the source.
     """
     pack = builtin() if pack is None else pack
-    settings = policy.current()
-    store = open_store(settings.store, settings.compile_deadline_s) if store is None else store
+    store = store_for(policy.current()) if store is None else store
     # The pack's hash spares a warm start the template engine. Where it is stale, as in an edited checkout, the entry is
     # looked up and published under the true one.
-    promised = key(variant, arch, pack.hashes.get(variant.name, ""), pack.version)
-    if (code := store.get(promised)) is not None:
-        return code
+    promised = pack.hashes.get(variant.name)
+    if promised and (data := store.get(key(variant, arch, promised, pack.version))) is not None:
+        return Code(data, "store")
     source, headers, content = _render(variant)
     true = key(variant, arch, content, pack.version)
-    if true != promised and (code := store.get(true)) is not None:
-        return code
-    return store.make(true, lambda: _compile_kept(variant, arch, source, headers, store))
+    if content != promised and (data := store.get(true)) is not None:
+        return Code(data, "store")
+    origin = "store"
+
+    def make() -> bytes:
+        nonlocal origin
+        origin = "nvrtc"
+        return _compile_kept(variant, arch, source, headers, store)
+
+    data = store.make(true, make)
+    return Code(data, origin)
 
 
 def _render(variant: Variant) -> tuple[str, dict[str, str], str]:
@@ -215,8 +235,3 @@ def _with_source(error: CompileError, name: str, files: dict[str, str], store: S
     path = str(folder / f"{name}.cu") if folder else None
     message = str(error).partition("\n")[0]
     return CompileError(message, log=error.log, options=error.options, source_path=path, advice=_advice(error.log))
-
-
-def digest(code: bytes) -> str:
-    """What identifies compiled code in this process."""
-    return hashlib.sha256(code).hexdigest()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .arrays import INTERCHANGE, Adapter, adapter_for
-from .dtypes import canonical_dtype
-from .errors import InvalidInput, UnknownName
-from .geometry import alignment
-from .launch import Pointers, fill, synchronize
+from .asked import request
+from .errors import InvalidInput
+from .generator.archs import HOST
+from .launch import GemmParams, Pointers, fill, synchronize
 from .operands import LINEAR, Call, Options, Views, check_overlap, prepare
-from .problem import ITEM_BYTES, OPS, OUT_DTYPES, Problem
+from .problem import Problem
 
 if TYPE_CHECKING:
     from .decision import Decision
@@ -49,7 +49,7 @@ def gemm(
 
     Arrays are of PyTorch, CuPy, JAX or NumPy, all of one library and on one device, with any strides; with ``out``,
     inputs may also be any object with ``__cuda_array_interface__`` or ``__dlpack__`` (such a call waits for its
-    result). On the CPU the slow but exact reference computes.
+    result). On the CPU the same kernels run on its cores, compiled as C++; JAX and torch arrays of the CPU too.
 
     Args:
         a: (..., m, k) float32, float16, bfloat16 or int8. Leading axes are batch axes: equal in a and b, 1 or absent.
@@ -131,7 +131,8 @@ def explain(
         m, n, k, batch: sizes.
         dtype: of the inputs: float32, float16, bfloat16 or int8, by name or as a library's dtype.
         layout: nn, nt, tn, tt or any; first letter A (n: (m, k) row-major, t: (k, m)), second B (n: (k, n), t: (n, k)).
-        arch: ask for the GPU that stands for this arch, e.g. ``sm_90a``. Default: the first GPU of this machine.
+        arch: ask for the GPU that stands for this arch, e.g. ``sm_90a``; ``host`` is this machine's CPU. Default: the
+            first GPU of this machine, else ``host``.
         align: bytes to which pointers and rows of A and B are aligned: 1, 2, 4, 8 or 16. Default: as in packed arrays.
         out_dtype, precision, activation: as in `gemm`.
         bias, accumulate: whether there is a bias, and a ``c``.
@@ -144,26 +145,31 @@ def explain(
         UnknownName: an unknown op, dtype, layout or arch; the message has the nearest ones.
         UnsupportedProblem: nothing can serve the problem.
     """
-    from .dispatch import choose
+    from . import plan
     from .pack import builtin
     from .policy import current
 
-    if op not in OPS:
-        raise UnknownName("op", op, OPS)
-    short = canonical_dtype(dtype)
-    if short not in OUT_DTYPES:
-        raise UnknownName("dtype of inputs", short, OUT_DTYPES)
-    out = canonical_dtype(out_dtype) if out_dtype is not None else OUT_DTYPES[short][0]
-    epilogue = (precision, bias, activation or "none", accumulate)
-    problem = Problem(op, m, n, k, batch, short, out, layout, align or 1, *epilogue)
-    packed = alignment(*(size * ITEM_BYTES[short] for size in problem.row_lengths))
-    if align is not None and align > packed:
-        raise InvalidInput(
-            f"align = {align} bytes, but rows of {' and '.join(map(str, problem.row_lengths))} {short} elements are "
-            f"whole pieces of {packed} bytes only; leave align out to decide for packed arrays"
-        )
-    problem = replace(problem, align=align or packed)
-    return choose(problem, _device(arch), builtin(), current())
+    problem = request(
+        op,
+        m=m,
+        n=n,
+        k=k,
+        dtype=dtype,
+        layout=layout,
+        batch=batch,
+        align=align,
+        out_dtype=out_dtype,
+        precision=precision,
+        bias=bias,
+        activation=activation,
+        accumulate=accumulate,
+    )
+    device = _device(arch)
+    if device.is_host:
+        from .host.plan import decide
+
+        return decide(problem, builtin(), current())
+    return plan.decide(problem, device, builtin(), current())
 
 
 def _device(arch: str | None) -> DeviceInfo:
@@ -173,6 +179,8 @@ def _device(arch: str | None) -> DeviceInfo:
     if arch is not None:
         return representative(arch)
     found = devices()
+    if not found and HOST in builtin().archs:
+        return representative(HOST)
     if not found:
         raise InvalidInput(f"no GPU to decide for: {why_none()}. Pass arch=, one of {', '.join(builtin().archs)}")
     return found[0]
@@ -239,7 +247,7 @@ def _run(arrays: Arrays, alpha: float, beta: float, options: Options) -> Any:
     if call.problem is None:
         pass
     elif views.a.kind == "cpu":
-        _compute(call, arrays._replace(out=target), options, alpha, beta)
+        _compute(call, call.problem, views, arrays._replace(out=target), options, alpha, beta)
     else:
         pointer = (views.out or owner.view(target, "result")).ptr
         stream = owner.stream(views.a.ordinal)
@@ -308,16 +316,37 @@ def _form(views: Views, options: Options) -> Call:
 def _launch(call: Call, problem: Problem, views: Views, out: int, alpha: float, beta: float, stream: int) -> None:
     from .plan import plan_for
 
+    plan = plan_for(problem, views.a.ordinal, stream)
+    for params in _params(call, views, out, alpha, beta):
+        plan.launch(params, stream)
+
+
+def _params(call: Call, views: Views, out: int, alpha: float, beta: float) -> Iterator[GemmParams]:
+    """The parameters of each launch of a call."""
     a, b = views.a, views.b
     c = views.c.ptr if views.c is not None else 0
     bias = views.bias.ptr if views.bias is not None else 0
-    plan = plan_for(problem, a.ordinal, stream)
     for to_a, to_b, to_c, to_out, to_bias in call.loops:
         pointers = Pointers(a.ptr + to_a, b.ptr + to_b, c and c + to_c, out + to_out, bias and bias + to_bias)
-        plan.launch(fill(call.form, pointers, alpha, beta), stream)
+        yield fill(call.form, pointers, alpha, beta)
 
 
-def _compute(call: Call, arrays: Arrays, options: Options, alpha: float, beta: float) -> None:
+def _compute(
+    call: Call, problem: Problem, views: Views, arrays: Arrays, options: Options, alpha: float, beta: float
+) -> None:
+    """On the CPU, by the kernels; by the reference where their library cannot be loaded."""
+    from .host.plan import plan_for
+
+    plan = plan_for(problem)
+    if plan is None:
+        _refer(call, arrays, options, alpha, beta)
+        return
+    out = views.out or adapter_for(arrays.out, "result").view(arrays.out, "result")
+    for params in _params(call, views, out.ptr, alpha, beta):
+        plan.launch(params)
+
+
+def _refer(call: Call, arrays: Arrays, options: Options, alpha: float, beta: float) -> None:
     from .reference import gemm_into
 
     a, b, c, bias, out = (None if array is None else _host(array) for array in arrays)

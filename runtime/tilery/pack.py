@@ -11,6 +11,7 @@ from typing import Any
 
 from .device import DeviceInfo
 from .errors import PackError
+from .generator.archs import image_file
 from .generator.variant import Variant
 
 SCHEMA = 1
@@ -33,7 +34,7 @@ class Arch:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A file of compiled variants for one arch."""
+    """A file of compiled variants for one arch; ``cuda`` is the version that made it, or "" where that is unknown."""
 
     arch: str
     name: str
@@ -41,6 +42,7 @@ class Image:
     sha256: str
     bytes: int
     variants: Names
+    cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +104,7 @@ def from_table(table: Mapping[str, Any], images: Path) -> Pack:
         archs={name: _arch(name, row) for name, row in table["ARCHS"].items()},
         variants={name: _variant(name, row) for name, row in table["VARIANTS"].items()},
         hashes={name: row["hash"] for name, row in table["VARIANTS"].items()},
-        images={arch: _images(arch, rows, images) for arch, rows in table["IMAGES"].items()},
+        images={arch: _images(arch, rows, images, table.get("CUDA", "")) for arch, rows in table["IMAGES"].items()},
         table={tuple(key): tuple(names) for *key, names in table["TABLE"]},
         records=table["RECORDS"],
         cost=table["COST"],
@@ -128,9 +130,17 @@ def _variant(name: str, row: Mapping[str, Any]) -> Variant:
     return Variant(**{key: row[key] for key in wanted} | {"config": config, "features": tuple(row["features"])})
 
 
-def _images(arch: str, rows: Mapping[str, Any], root: Path) -> dict[str, Image]:
+def _images(arch: str, rows: Mapping[str, Any], root: Path, cuda: str) -> dict[str, Image]:
     return {
-        name: Image(arch, name, root / arch / f"{name}.fatbin", row["sha256"], row["bytes"], tuple(row["variants"]))
+        name: Image(
+            arch,
+            name,
+            root / arch / image_file(arch, name),
+            row["sha256"],
+            row["bytes"],
+            tuple(row["variants"]),
+            cuda,
+        )
         for name, row in rows.items()
     }
 

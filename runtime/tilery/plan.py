@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import time
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import device, image, jit, policy
+from . import background, device, image, jit, policy
 from .cost import ceil_div
 from .decision import Decision, problem_text
+from .device import DeviceInfo
 from .dispatch import choose
 from .errors import CompileError, DriverError, PackError, TileryError, UnsupportedProblem
+from .generator.variant import Variant
 from .pack import Pack, builtin
 from .policy import Policy
 from .problem import Problem
+from .specialise import Constants, Forms, Launcher
 from .stats import count, track
-from .store import open_store
+from .store import store_for
 
 MAX_GRID_Z = 65535
 # What an exception of these kinds says is wrong with one variant's code; the next candidate may serve.
 FAILURES = (CompileError, DriverError, PackError)
+
+
+class Ready(NamedTuple):
+    """A kernel that was made ready.
+
+    Attributes:
+        kernel: the driver's handle.
+        origin: where its code was: ``memory`` (loaded before), ``image``, ``store``, or ``nvrtc``, which compiled it.
+        seconds: what choosing and making ready took.
+    """
+
+    kernel: Any
+    origin: str
+    seconds: float = 0.0
 
 
 class Plan:
@@ -32,11 +52,24 @@ class Plan:
         grid, block: dimensions of the launch.
         shared_bytes: dynamic shared memory of a block.
         calls: launches so far; may lack a few where threads share the Plan.
+        ready: the kernel, and what it took to make it ready.
+        forms: the forms of its calls and their specialised kernels, or None where the policy asks for none.
     """
 
-    __slots__ = ("_context", "_launch", "block", "calls", "decision", "grid", "ordinal", "shared_bytes")
+    __slots__ = (
+        "_context",
+        "_launch",
+        "block",
+        "calls",
+        "decision",
+        "forms",
+        "grid",
+        "ordinal",
+        "ready",
+        "shared_bytes",
+    )
 
-    def __init__(self, decision: Decision, ordinal: int, kernel: Any) -> None:
+    def __init__(self, decision: Decision, ordinal: int, ready: Ready) -> None:
         variant, problem = decision.variant, decision.problem
         tile_m, tile_n, _ = variant["tile"]
         self.decision = decision
@@ -46,12 +79,18 @@ class Plan:
         self.shared_bytes = variant.shared_bytes
         self.calls = 0
         self._context = int(device.primary_context(ordinal))
-        self._launch = partial(device.function("cuLaunchKernel"), kernel, *self.grid, *self.block, self.shared_bytes)
+        self.ready = ready
+        self.forms: Forms | None = None
+        self._launch = self.launcher(ready.kernel)
 
     @property
     def tier(self) -> str:
         """The tier that answered."""
         return self.decision.tier
+
+    def launcher(self, kernel: Any) -> Launcher:
+        """The launch of a kernel with this Plan's grid; what is left are stream, parameters and extra."""
+        return partial(device.function("cuLaunchKernel"), kernel, *self.grid, *self.block, self.shared_bytes)
 
     def launch(self, params: ctypes.Structure, stream: int = 0) -> None:
         """Launch on a stream of the Plan's GPU; nothing is launched where the result is empty.
@@ -75,7 +114,10 @@ class Plan:
     def _go(self, params: ctypes.Structure, stream: int) -> None:
         # kernelParams is an array of pointers, here of one.
         array = ctypes.c_void_p(ctypes.addressof(params))
-        (status,) = self._launch(stream, ctypes.addressof(array), 0)
+        launch = self._launch
+        if self.forms is not None:
+            launch = self.forms.launcher(params, stream, self.ordinal) or launch
+        (status,) = launch(stream, ctypes.addressof(array), 0)
         if status:
             raise self._failed(status)
         self.calls += 1
@@ -90,9 +132,45 @@ class Plan:
         return device.driver_error("cuLaunchKernel", status, advice)
 
 
-_plans: dict[tuple[Problem, int, Policy], Plan] = {}
-_building: dict[tuple[Problem, int, Policy], threading.Lock] = {}
-_failed: dict[int, dict[tuple[str, str, str], str]] = {}
+Key = tuple[Problem, int, Policy]
+
+
+class Memory:
+    """What this process remembers.
+
+    Attributes:
+        plans: the Plan of each Problem, GPU and policy. A Plan is replaced as a whole, its kernel stays loaded.
+        failed: by GPU, what did not compile or load, with the reason.
+        compiled: by GPU, the variants that NVRTC compiled and that are loaded, with their arch.
+        errors: by arch and variant, the compiler's error: it would be the same again.
+    """
+
+    def __init__(self) -> None:
+        self.plans: dict[Key, Plan] = {}
+        self.failed: dict[int, dict[tuple[str, str, str], str]] = {}
+        self.compiled: dict[int, dict[str, str]] = {}
+        self.errors: dict[str, CompileError] = {}
+        self._locks: dict[Any, threading.Lock] = {}
+
+    def lock(self, key: Any) -> threading.Lock:
+        """The lock under which one Plan or one variant is made."""
+        return self._locks.setdefault(key, threading.Lock())
+
+    def publish(self, key: Key, plan: Plan) -> None:
+        """Let a Plan serve from now on."""
+        chosen = plan.decision
+        track(plan)
+        count("origins", plan.ready.origin)
+        if chosen.miss:
+            p = chosen.problem
+            count("misses", f"{p.op} {p.dtype} {p.layout}, aligned to {p.align} bytes: {chosen.miss}")
+        if chosen.tier == "fallback":
+            count("fallbacks", chosen.silent[-1][1])
+        self.plans[key] = plan
+        self._locks.pop(key, None)
+
+
+_memory = Memory()
 
 
 def plan_for(problem: Problem, ordinal: int, stream: int | None = None) -> Plan:
@@ -109,74 +187,158 @@ def plan_for(problem: Problem, ordinal: int, stream: int | None = None) -> Plan:
         CompileError, DriverError, PackError: what was forced or required could not be made ready.
     """
     key = (problem, ordinal, policy.current())
-    plan = _plans.get(key)
-    if plan is None:
-        with _building.setdefault(key, threading.Lock()):
-            plan = _plans.get(key)
-            if plan is None:
-                plan = _plans[key] = _build(*key, stream)
-                _building.pop(key, None)
+    plan = _memory.plans.get(key)
+    return _first(_memory, key, stream) if plan is None else plan
+
+
+def decide(problem: Problem, gpu: DeviceInfo, pack: Pack, settings: Policy) -> Decision:
+    """The Decision that a call would get now, with what this process compiled, or could not, taken into account."""
+    return _choose(_memory, problem, gpu, gpu.ordinal, pack, settings)
+
+
+def _choose(
+    memory: Memory,
+    problem: Problem,
+    gpu: DeviceInfo,
+    ordinal: int | None,
+    pack: Pack,
+    settings: Policy,
+    waits: bool = False,
+) -> Decision:
+    known = (memory.failed.get(ordinal, {}), memory.compiled.get(ordinal, {})) if ordinal is not None else ({}, {})
+    return choose(problem, gpu, pack, settings, dict(known[0]), compiled=dict(known[1]), waits=waits)
+
+
+def _first(memory: Memory, key: Key, stream: int | None) -> Plan:
+    with memory.lock(key):
+        plan = memory.plans.get(key)
+        if plan is not None:
+            return plan
+        capturing = stream is not None and device.capturing(stream, key[1])
+        plan = _build(memory, *key, capturing=capturing)
+        if plan.decision.pending and capturing:
+            return plan  # nothing is compiled during a capture: a later call asks for it
+        memory.publish(key, plan)
+    if plan.decision.pending:
+        count("background", "queued")
+        background.workers.submit(partial(_finish, memory, key, plan.decision.pending), key[2].compile_workers)
     return plan
 
 
-def _build(problem: Problem, ordinal: int, settings: Policy, stream: int | None) -> Plan:
+def _finish(memory: Memory, key: Key, pending: str) -> None:
+    """In the background: make ready what was pending, and let it serve. An error is remembered, and not tried again."""
+    try:
+        plan = _build(memory, *key, waits=True)
+    except Exception as error:
+        reason = _reason(error)
+        memory.failed.setdefault(key[1], {})["background", key[2].jit, pending] = reason
+        count("background", "failures")
+        count("rejected", reason)
+        return
+    memory.publish(key, plan)
+    count("background", "swaps")
+
+
+def _build(
+    memory: Memory, problem: Problem, ordinal: int, settings: Policy, *, capturing: bool = False, waits: bool = False
+) -> Plan:
     """Choose and make ready; what turns out unusable is remembered for the process, and the next candidate serves."""
-    pack, gpu = builtin(), device.info(ordinal)
-    failed = _failed.setdefault(ordinal, {})
+    started, pack, gpu = time.perf_counter(), builtin(), device.info(ordinal)
     last: TileryError | None = None
     while True:
         try:
-            decision = choose(problem, gpu, pack, settings, dict(failed))
+            decision = _choose(memory, problem, gpu, ordinal, pack, settings, waits)
         except UnsupportedProblem as error:
             raise error from last
-        if stream is not None and device.capturing(stream, ordinal):
+        if capturing:
             _check_loaded(decision, pack, ordinal)
         try:
-            kernel = _load(decision, pack, settings, ordinal)
+            ready = _load(memory, decision, pack, settings, ordinal)
         except FAILURES as error:
             if not _may_go_on(error, decision, settings):
                 raise
             last = error
-            _remember(failed, decision, pack, error)
+            _remember(memory.failed.setdefault(ordinal, {}), decision, pack, error)
             continue
-        return _counted(Plan(decision, ordinal, kernel), pack)
+        plan = Plan(decision, ordinal, ready._replace(seconds=time.perf_counter() - started))
+        if settings.specialise_after and settings.jit in ("auto", "background") and not decision.pending:
+            make = partial(_specialise, memory, plan, pack, settings)
+            plan.forms = Forms(settings.specialise_after, make, settings.compile_workers)
+        return plan
 
 
-def _counted(plan: Plan, pack: Pack) -> Plan:
-    track(plan)
-    if plan.tier == "fallback":
-        count("fallbacks", plan.decision.silent[-1][1])
-    return plan
-
-
-def _load(decision: Decision, pack: Pack, settings: Policy, ordinal: int) -> Any:
+def _load(memory: Memory, decision: Decision, pack: Pack, settings: Policy, ordinal: int) -> Ready:
     variant = decision.variant
-    if decision.source == "image":
-        found = pack.image_of(decision.arch, variant)
-        assert found is not None, f"{variant.name} was chosen from an image that {decision.arch} does not have"
-        return image.load(found, variant, ordinal)
-    store = open_store(settings.store, settings.compile_deadline_s)
-    key = _jit_key(decision)
-    if not image.is_loaded(key, variant, ordinal):
-        code = jit.compile_variant(variant, decision.arch, pack=pack, store=store)
-        return image.load_code(key, code, variant, ordinal, f"NVRTC {jit.toolchain().version} for {decision.arch}")
-    return image.load_code(key, b"", variant, ordinal, "memory")
+    if decision.source == "jit":
+        return _load_compiled(memory, variant, decision.arch, pack, settings, ordinal)
+    found = pack.image_of(decision.arch, variant)
+    assert found is not None, f"{variant.name} was chosen from an image that {decision.arch} does not have"
+    loaded = image.is_loaded(found.sha256, variant, ordinal)
+    with device.relaxed():
+        return Ready(image.load(found, variant, ordinal), "memory" if loaded else "image")
 
 
-def _jit_key(decision: Decision) -> str:
+def _load_compiled(memory: Memory, variant: Variant, arch: str, pack: Pack, settings: Policy, ordinal: int) -> Ready:
+    """One thread compiles a variant, however many wait for it; an error is every later caller's, without a compile."""
+    key = _jit_key(variant, arch)
+    with memory.lock(key):
+        if key in memory.errors:
+            raise memory.errors[key]
+        code = None
+        if not image.is_loaded(key, variant, ordinal):
+            try:
+                code = jit.compile_variant(variant, arch, pack=pack, store=store_for(settings))
+            except CompileError as error:
+                memory.errors[key] = error
+                raise
+        source, data = f"NVRTC for {arch}", code.data if code else b""
+        with device.relaxed():
+            kernel = image.load_code(key, data, variant, ordinal, source, jit.toolchain().version if code else "")
+    memory.compiled.setdefault(ordinal, {})[variant.name] = arch
+    return Ready(kernel, code.origin if code else "memory")
+
+
+def _specialise(memory: Memory, plan: Plan, pack: Pack, settings: Policy, constants: Constants) -> Launcher | None:
+    """In the background: the launch of a Plan's kernel with constants, or None where it cannot be made."""
+    decision = plan.decision
+    variant = replace(decision.variant, constants=constants)
+    arch = jit.target(decision.device.cc, pack.archs, jit.toolchain())
+    try:
+        if arch is None:
+            raise CompileError(f"NVRTC has no target that runs on {decision.device}")
+        kernel = _load_compiled(memory, variant, arch, pack, settings, plan.ordinal).kernel
+    except Exception as error:  # whatever it is, the general kernel goes on
+        count("specialised", "failures")
+        count("rejected", _reason(error))
+        return None
+    count("specialised", "kernels")
+    return plan.launcher(kernel)
+
+
+def _jit_key(variant: Variant, arch: str) -> str:
     """A variant is compiled once per arch in a process."""
-    return f"jit {decision.arch} {decision.variant.name}"
+    return f"jit {arch} {variant.name}"
 
 
 def _check_loaded(decision: Decision, pack: Pack, ordinal: int) -> None:
     """Refuse to compile or load while a graph is captured: either would break the capture."""
-    found = pack.image_of(decision.arch, decision.variant) if decision.source == "image" else None
-    if image.is_loaded(found.sha256 if found else _jit_key(decision), decision.variant, ordinal):
+    variant, p = decision.variant, decision.problem
+    found = pack.image_of(decision.arch, variant) if decision.source == "image" else None
+    if image.is_loaded(found.sha256 if found else _jit_key(variant, decision.arch), variant, ordinal):
         return
+    count("captures", variant.name)
     raise UnsupportedProblem(
-        f"{problem_text(decision.problem)} would have to load {decision.variant.name} while a CUDA graph is being "
-        "captured on its stream. Call it once with these sizes before the capture."
+        f"{problem_text(p)} would have to {'load' if found else 'compile and load'} {variant.name} while a CUDA graph "
+        f"is being captured on its stream. Before the capture, call\n    {prepare_call(p, ordinal)}"
     )
+
+
+def prepare_call(problem: Problem, ordinal: int) -> str:
+    """The call that makes a Problem ready, as text to paste."""
+    given = [field for field in fields(Problem) if getattr(problem, field.name) != field.default]
+    arguments = ", ".join(f"{field.name}={getattr(problem, field.name)!r}" for field in given)
+    device_argument = f", device={ordinal}" if ordinal else ""
+    return f"tilery.prepare([tilery.Problem({arguments})]{device_argument})"
 
 
 def _may_go_on(error: TileryError, decision: Decision, settings: Policy) -> bool:
@@ -187,7 +349,7 @@ def _may_go_on(error: TileryError, decision: Decision, settings: Policy) -> bool
 
 
 def _remember(failed: dict[tuple[str, str, str], str], decision: Decision, pack: Pack, error: TileryError) -> None:
-    reason = str(error).splitlines()[0]
+    reason = _reason(error)
     names = [decision.variant.name]
     whole = isinstance(error, PackError) or (isinstance(error, DriverError) and error.call == "cuLibraryLoadData")
     if decision.source == "image" and whole and (found := pack.image_of(decision.arch, decision.variant)):
@@ -196,7 +358,14 @@ def _remember(failed: dict[tuple[str, str, str], str], decision: Decision, pack:
     failed.update({(decision.source, decision.arch, name): reason for name in names})
 
 
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0] if isinstance(error, TileryError) else repr(error)
+
+
 def clear() -> None:
     """Forget all Plans and what failed; loaded code stays loaded."""
-    _failed.clear()
-    _plans.clear()
+    global _memory
+    _memory = Memory()
+
+
+os.register_at_fork(after_in_child=clear)

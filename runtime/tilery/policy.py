@@ -1,39 +1,61 @@
-"""The user's settings: one dataclass, and the only reader of the environment."""
+"""The user's settings: one dataclass, who has which at the moment, and the only reader of the environment."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
-from .errors import UnknownName
+from .errors import InvalidInput, UnknownName
 
-JIT_MODES = ("auto", "off", "require")
+JIT_MODES = ("auto", "background", "off", "require")
 STORE_WORDS = ("user", "off")
 
 VARIABLES = {
-    "TILERY_JIT": "auto: compile what no image covers; off: never compile; require: never use the fallback kernel",
+    "TILERY_JIT": "auto: compile what no image covers; background: the same, while something else serves; off: never "
+    "compile; require: never use the fallback kernel",
     "TILERY_FORCE_VARIANT": "name of the only variant that may serve; a name that is unknown or does not fit raises",
-    "TILERY_STORE": "absolute folder of compiled kernels; user: the user's cache folder; off: keep nothing on disk",
+    "TILERY_STORE": "absolute folder of compiled kernels; user: the user's cache folder; off: keep nothing on disk. "
+    "Read-only stores to look in before it may follow, separated by colons",
 }
 """Every variable that the runtime reads, with its meaning, as ``tilery doctor`` lists them."""
+
+# Least values of the numbers of a Policy.
+LEAST = {
+    "compile_deadline_s": 0,
+    "compile_workers": 1,
+    "specialise_after": 0,
+    "store_max_mib": 1,
+    "store_max_entries": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How choices are made and what may be compiled.
+    """How choices are made, what may be compiled, and when.
 
     Attributes:
-        jit: ``auto`` compiles what no image covers; ``off`` never compiles; ``require`` raises rather than
-            serve a Problem with the fallback kernel.
+        jit: what happens where no image covers a Problem. ``auto`` compiles, and the call waits. ``background``
+            compiles in another thread: what is compiled already or the fallback kernel serves until it is done.
+            ``off`` never compiles: the fallback kernel serves. ``require`` compiles, and raises rather than serve with
+            the fallback kernel.
         force_variant: the only variant that may serve, or None.
         store: folder of the store, ``"user"`` for the user's cache folder, or None to keep nothing on disk.
+        seeds: folders of read-only stores, looked in before ``store``.
+        store_max_mib, store_max_entries: bounds of the store's folder.
         compile_deadline_s: how long to wait for another process that compiles the same kernel.
+        compile_workers: compilations at a time, in the background and in `tilery.prepare`.
+        specialise_after: compile a kernel with sizes and strides as constants, in the background, for what was called
+            so many times alike; 0 for never. Only where ``jit`` is ``auto`` or ``background``.
 
     Raises:
         UnknownName: a value that has no meaning; the message has the nearest one.
+        InvalidInput: a number below its least value.
 
     >>> Policy.from_env({"TILERY_JIT": "off"}).jit
     'off'
@@ -42,13 +64,28 @@ class Policy:
     jit: str = "auto"
     force_variant: str | None = None
     store: str | Path | None = "user"
+    seeds: tuple[Path, ...] = ()
+    store_max_mib: int = 2048
+    store_max_entries: int = 10_000
     compile_deadline_s: float = 60.0
+    compile_workers: int = 2
+    specialise_after: int = 0
+    # A Policy is part of the key of every call's Plan.
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         if self.jit not in JIT_MODES:
             raise UnknownName("jit policy", self.jit, JIT_MODES)
         if isinstance(self.store, str) and self.store != "user":
             raise UnknownName("store", self.store, STORE_WORDS, "A folder is given as a Path.")
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise InvalidInput(f"{name} = {getattr(self, name)} of a Policy must be at least {least}")
+        object.__setattr__(self, "seeds", tuple(Path(seed) for seed in self.seeds))
+        object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in names())))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Policy:
@@ -58,12 +95,22 @@ class Policy:
         jit = env.get("TILERY_JIT") or "auto"
         if jit not in JIT_MODES:
             raise UnknownName("value of TILERY_JIT", jit, JIT_MODES)
-        return cls(jit, env.get("TILERY_FORCE_VARIANT") or None, _store(env.get("TILERY_STORE") or "user"))
+        first, *seeds = (env.get("TILERY_STORE") or "user").split(os.pathsep)
+        store = first if first in STORE_WORDS else _folder(first)
+        return cls(
+            jit,
+            env.get("TILERY_FORCE_VARIANT") or None,
+            None if store == "off" else store,
+            tuple(_folder(seed) for seed in seeds),
+        )
 
 
-def _store(value: str) -> str | Path | None:
-    if value in STORE_WORDS:
-        return None if value == "off" else value
+def names() -> tuple[str, ...]:
+    """The settings by name, in the order of the fields."""
+    return tuple(field.name for field in fields(Policy) if field.init)
+
+
+def _folder(value: str) -> Path:
     path = Path(value).expanduser()
     if not path.is_absolute():
         raise UnknownName("value of TILERY_STORE", value, STORE_WORDS, "A folder is given as an absolute path.")
@@ -80,18 +127,51 @@ def _reject_misspelt(env: Mapping[str, str]) -> None:
             raise UnknownName("variable", name, VARIABLES)
 
 
-_current: Policy | None = None
+_process: Policy | None = None
+_scoped: ContextVar[Policy | None] = ContextVar("tilery_policy", default=None)
 
 
 def current() -> Policy:
-    """The policy of this process: what `use` set, else what the environment says at the first call."""
-    global _current
-    if _current is None:
-        _current = Policy.from_env()
-    return _current
+    """The policy of the caller: that of the innermost `scope`, else what `use` set, else that of the environment.
+
+    The environment is read at the first call.
+    """
+    return _scoped.get() or _process or _from_environment()
+
+
+def _from_environment() -> Policy:
+    global _process
+    _process = Policy.from_env()
+    return _process
 
 
 def use(policy: Policy | None) -> None:
     """Make ``policy`` the one of this process; None goes back to the environment, which is read again."""
-    global _current
-    _current = policy
+    global _process
+    _process = policy
+
+
+@contextmanager
+def scope(policy: Policy | None = None, /, **changes: Any) -> Iterator[Policy]:
+    """Another policy for the calls in a ``with`` block, in this thread or asynchronous task alone.
+
+    Args:
+        policy: the policy; default: the caller's.
+        changes: settings by name that differ from it.
+
+    Raises:
+        UnknownName: a setting or a value that does not exist; the message has the nearest one.
+
+    >>> with scope(jit="off"):
+    ...     current().jit
+    'off'
+    """
+    for name in changes:
+        if name not in names():
+            raise UnknownName("setting of a Policy", name, names())
+    chosen = replace(policy or current(), **changes)
+    token = _scoped.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _scoped.reset(token)

@@ -233,8 +233,8 @@ def _linear_error(
     return error, scale
 
 
-def worst(got: Array, expected: Array, allowed: Array, out_dtype: str) -> float:
-    """The largest error of ``got``, as a part of what is allowed: at most 1.0 if right, inf for a wrong NaN or Inf.
+def ratios(got: Array, expected: Array, allowed: Array, out_dtype: str) -> Array:
+    """The error of each element, as a part of what is allowed: at most 1.0 if right, inf for a wrong NaN or Inf.
 
     Args:
         got: the kernel's result in its dtype; bf16 as bits or as an ml_dtypes array.
@@ -246,11 +246,15 @@ def worst(got: Array, expected: Array, allowed: Array, out_dtype: str) -> float:
     if values.shape != expected.shape:
         raise ValueError(f"a result of shape {values.shape} cannot be compared with one of shape {expected.shape}")
     if out_dtype == "s32":
-        return 0.0 if np.array_equal(values, expected) else math.inf
+        return np.where(values == expected, 0.0, math.inf)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         error = np.abs(values - expected)
         ratio = np.where(error == 0, 0.0, error / allowed)
         overflow = (np.abs(expected) + allowed >= LARGEST[out_dtype]) & (values == np.copysign(np.inf, expected))
         right = overflow | (np.isnan(values) & np.isnan(expected)) | (values == expected)
-        ratio = np.where(right, 0.0, np.where(np.isfinite(values) & np.isfinite(expected), ratio, math.inf))
-    return float(np.max(ratio, initial=0.0))
+        return np.where(right, 0.0, np.where(np.isfinite(values) & np.isfinite(expected), ratio, math.inf))
+
+
+def worst(got: Array, expected: Array, allowed: Array, out_dtype: str) -> float:
+    """The largest of `ratios`: at most 1.0 if ``got`` is right."""
+    return float(np.max(ratios(got, expected, allowed, out_dtype), initial=0.0))

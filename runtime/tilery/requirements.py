@@ -8,7 +8,7 @@ from .cost import ceil_div
 from .device import DeviceInfo
 from .generator.variant import Variant
 from .pack import Pack
-from .problem import Problem
+from .problem import ITEM_BYTES, Problem
 
 Features = frozenset[str]
 Requirement = Callable[[Variant, Problem, DeviceInfo, Features], str | None]
@@ -47,6 +47,13 @@ def align_suffices(variant: Variant, problem: Problem, device: DeviceInfo, featu
     return f"it needs rows aligned to {variant.align} bytes, the problem's are to {problem.align}"
 
 
+def whole_elements(variant: Variant, problem: Problem, device: DeviceInfo, features: Features) -> str | None:
+    """Addresses within an element, which only the CPU takes, need a kernel that reads element by element."""
+    if problem.align >= ITEM_BYTES[problem.dtype] or variant.layout == "any" or not device.is_host:
+        return None
+    return f"it reads whole {problem.dtype} elements, and the problem's begin at odd addresses"
+
+
 def shared_fits(variant: Variant, problem: Problem, device: DeviceInfo, features: Features) -> str | None:
     """A block's shared memory fits in the GPU's."""
     if variant.shared_bytes <= device.shared_bytes:
@@ -71,6 +78,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     dtype_matches,
     layout_matches,
     align_suffices,
+    whole_elements,
     shared_fits,
     features_present,
     grid_fits,

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from typing import Any, Protocol
+
+GROUPS = (
+    "origins",
+    "store",
+    "jit",
+    "misses",
+    "fallbacks",
+    "rejected",
+    "captures",
+    "background",
+    "specialised",
+)
 
 _counts: Counter[tuple[str, str]] = Counter()
 _lock = threading.Lock()
@@ -38,9 +51,16 @@ def track(plan: Counted) -> None:
 def stats() -> dict[str, Any]:
     """What happened in this process so far.
 
-    Keys: ``plans`` and ``calls`` by tier, ``store`` (hits, misses, writes, faults, quarantined), ``jit``
-    (compiles, failures, seconds), ``fallbacks`` and ``rejected`` by reason. ``calls`` may lack a few where threads
-    share a Plan.
+    Keys:
+        plans, calls: by tier; ``calls`` may lack a few where threads share a Plan.
+        origins: Plans by where the code was: memory, image, store, nvrtc.
+        store: hits in all and per level, misses, writes, faults, quarantined.
+        jit: compiles, failures, seconds.
+        misses: Plans for which no image fitted, by kind of problem and what happened.
+        fallbacks, rejected: by reason.
+        captures: kernels that were refused because a CUDA graph was being captured.
+        background: queued, swaps, failures.
+        specialised: kernels, failures.
     """
     with _lock:
         counts, tracked = dict(_counts), list(_tracked)
@@ -50,7 +70,7 @@ def stats() -> dict[str, Any]:
         plans[plan.tier] += 1
         calls[plan.tier] += plan.calls
     report: dict[str, Any] = {"plans": dict(plans), "calls": dict(calls)}
-    for group in ("store", "jit", "fallbacks", "rejected"):
+    for group in GROUPS:
         report[group] = {name: value for (owner, name), value in sorted(counts.items()) if owner == group}
     return report
 
@@ -60,3 +80,13 @@ def reset() -> None:
     with _lock:
         _counts.clear()
         _tracked.clear()
+
+
+def _after_fork() -> None:
+    """In the child a lock may have been held by a thread that is gone. Counting starts again."""
+    global _lock
+    _lock = threading.Lock()
+    reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)

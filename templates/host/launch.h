@@ -32,8 +32,8 @@ enum TileryHostStatus { TILERY_HOST_DONE = 0, TILERY_HOST_FAULT = 1, TILERY_HOST
 // Returns a TileryHostStatus; what is not DONE leaves a text in `error`. Outputs of a launch that failed are undefined.
 extern "C" int tilery_host_run(const TileryHostLaunch* launch);
 
-// Does nothing: a place for a breakpoint.
-extern "C" void tilery_host_stop();
+// Does nothing: a place for a breakpoint, which shows who has come.
+extern "C" void tilery_host_stop(long long block, long long thread);
 
 namespace host {
 

@@ -107,7 +107,9 @@ void check_global(const void* p, int bytes, Access access, Where where) {
 
 }  // namespace host
 
-extern "C" __attribute__((visibility("default"), noinline)) void tilery_host_stop() { asm volatile(""); }
+extern "C" __attribute__((visibility("default"), noinline)) void tilery_host_stop(long long block, long long thread) {
+    asm volatile("" ::"r"(block), "r"(thread));
+}
 
 extern "C" __attribute__((visibility("default"))) int tilery_host_run(const TileryHostLaunch* request) {
     using namespace host;

@@ -175,7 +175,7 @@ inline void Worker::enter() {
     Fiber& f = self();
     f.context.arrive();
     const TileryHostLaunch& r = launch->request;
-    if (r.stop_thread == f.number && r.stop_block == (long long)number) tilery_host_stop();
+    if (r.stop_thread == f.number && r.stop_block == (long long)number) tilery_host_stop(r.stop_block, r.stop_thread);
     launch->enter(r.kernel, launch->params);
     f.state = State::DONE;
     go(f.context, pick());

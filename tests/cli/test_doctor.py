@@ -90,7 +90,7 @@ def test_a_whole_image_is_well(spawn, package):
     ("damage", "text"),
     [
         (lambda path: path.write_bytes(FATBIN[:-3]), "truncated"),
-        (lambda path: path.write_bytes(b"GARBAGE!" * 4), "a foreign file"),
+        (lambda path: path.write_bytes(b"GARBAGE!" * 4), "is not a fatbin"),
         (lambda path: path.write_bytes(FATBIN[:-1] + b"!"), "SHA-256"),
         (lambda path: path.unlink(), "No such file"),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from generator import archs
 from generator.errors import UnknownName
-from generator.load import Spec
+from generator.load import Spec, load
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,9 @@ from generator.load import Spec
         ("compute_90a", (10, 0), False),
         ("compute_100f", (10, 3), True),
         ("compute_100f", (12, 0), False),
+        ("host", (0, 0), True),
+        ("host", (8, 0), False),
+        ("compute_75", (0, 0), False),
     ],
 )
 def test_serves(arch: str, cc: tuple[int, int], serves: bool) -> None:
@@ -53,6 +56,11 @@ def test_gencode(arch: str, gencode: str) -> None:
     assert archs.gencode(arch) == gencode
 
 
+def test_host_is_no_target_of_nvcc() -> None:
+    with pytest.raises(ValueError, match="host"):
+        archs.gencode("host")
+
+
 @pytest.mark.parametrize("arch", ["sm80", "sm_8", "sm_90b", "gfx942", "compute_", "sm_080", "sm_90a "])
 def test_form(arch: str) -> None:
     with pytest.raises(ValueError, match="form"):
@@ -75,6 +83,14 @@ def test_form(arch: str) -> None:
 )
 def test_resolve(spec: Spec, words: str, present: list[tuple[int, int]], resolved: tuple[str, ...]) -> None:
     assert archs.resolve(words, spec, lambda: present) == resolved
+
+
+def test_every_build_has_host_where_it_is_declared(spec: Spec) -> None:
+    assert archs.with_host(["sm_90a"], spec) == ("sm_90a",)
+    real = load()
+    assert archs.with_host(["sm_90a", "compute_75"], real) == ("compute_75", "sm_90a", "host")
+    assert archs.with_host(archs.resolve("all", real), real) == tuple(real.archs)
+    assert "host" not in archs.resolve("portable", real)
 
 
 @pytest.mark.parametrize("words", ["sm_90", "", " , ", "sm_90a,natve"])

@@ -159,6 +159,15 @@ def test_table(project: Project, capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "no such image" in run.err
 
 
+@pytest.mark.parametrize("name", [NAIVE, "gemm_mma_bf16_nt_64x64x64_w2x2_s2"])
+def test_host_is_listed_and_explained_like_an_arch(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main(["why", name]) == 0
+    assert re.search(r"^  host +kept$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["list", "--tier", "core", "--json"]) == 0
+    rows = {row["name"]: row["archs"] for row in json.loads(capsys.readouterr().out)}
+    assert "host" in rows[name]
+
+
 def python(program: str, cwd: Path) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=cwd).stdout
 

@@ -13,8 +13,8 @@ import pytest
 
 from generator.errors import RenderError
 from generator.expand import find, points
-from generator.load import Spec, load
-from generator.render import content_hash, headers, render, write
+from generator.load import TEMPLATES, Spec, load
+from generator.render import content_hash, headers, host_files, render, write
 from generator.variant import Variant
 
 if TYPE_CHECKING:
@@ -102,6 +102,21 @@ def test_hash_follows_source_and_closure(project: Project, file: str, changed: s
 def test_hash_is_that_of_contents_alone(project: Project, spec: Spec, templates: Path) -> None:
     (project.templates / "unused.cuh").write_text("x")
     assert hashes(project)[FAST] == content_hash(find(spec, FAST).variant, templates)
+
+
+# ---- the host device
+
+
+def test_the_host_device_adds_its_own_files_and_leaves_the_hashes_of_gpus_alone(tmp_path: Path) -> None:
+    templates = Path(shutil.copytree(TEMPLATES, tmp_path / "templates"))
+    assert {"host/cuda.h", "host/run.cpp", "host/wrappers.h"} <= set(host_files(templates))
+    variant = find(REAL, "gemm_naive_f32_any_16x16x1").variant
+    gpu, host = (content_hash(variant, templates, host=host) for host in (False, True))
+    assert gpu != host
+    (templates / "host" / "run.cpp").write_text("// edited")
+    assert content_hash(variant, templates) == gpu
+    assert content_hash(variant, templates, host=True) != host
+    assert not [name for family in REAL.families for name in headers(family) if name.startswith("host/")]
 
 
 # ---- faults
@@ -249,3 +264,12 @@ def test_plan_reads_in_cmake(project: Project, tmp_path: Path) -> None:
     assert "tier core archs compute_80;sm_90a" in lines
     assert "unit sm_90a|fast_f16_nn|units/sm_90a/fast_f16_nn.cu|arch=compute_90a,code=sm_90a" in lines
     assert lines.count("header") == len(list(hard.templates.iterdir()))
+
+
+def test_units_of_host_are_a_list_of_their_own(tmp_path: Path) -> None:
+    write(REAL, ["sm_90a", "host"], "core", tmp_path)
+    text = (tmp_path / "plan.cmake").read_text()
+    gpu, host = text.split("set(TILERY_UNITS")[1].split("set(TILERY_HOST_UNITS")
+    assert '"gemm_mma_bf16_nt|units/host/gemm_mma_bf16_nt.cu"' in host
+    assert "host" not in gpu
+    assert "sm_90a" not in host.split("set(")[0]

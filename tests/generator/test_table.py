@@ -16,10 +16,11 @@ import pytest
 
 from generator.errors import TableError
 from generator.expand import expand, find, points
-from generator.load import Spec
+from generator.files import check_fatbin
+from generator.load import Spec, load
 from generator.records import KEPT
 from generator.render import content_hash, plan
-from generator.table import Built, build, check_fatbin
+from generator.table import Built, build
 from generator.variant import Variant
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 ARCHS = ("compute_80", "sm_90a")
 FAST = "fast_bf16_nt_128x128x32_w2x2_s3_a16"
 BIG = "fast_bf16_nt_256x128x64_w4x2_s3_a16"
+REAL = load()
 EXHAUSTIVE = "fast_bf16_nt_64x64x32_w2x2_s4_a16"
 
 
@@ -158,6 +160,39 @@ def test_records_of_what_this_build_lacks_are_counted(
     (images / "compute_75" / "plain_f32_any.fatbin").write_bytes(fatbin(b""))
     built = build(spec, ["compute_75"], "core", "1", images, tuning, templates)
     assert (built.dropped, built.rows) == (2, 0)
+
+
+# ---- the host device
+
+
+def library(*names: str) -> bytes:
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 3, 62, 1, 0, 0, 64, 0, 64, 56, 0, 64, 0, 0)
+    return header + b"".join(f"\0{name}\0".encode() for name in names)
+
+
+def test_every_image_of_host_is_the_one_library(tmp_path: Path) -> None:
+    images = plan(REAL, ["host"], "core")["host"]
+    names = [variant.name for group in images.values() for variant in group]
+    path = tmp_path / "host" / "kernels.so"
+    path.parent.mkdir()
+    path.write_bytes(library(*names))
+    table = module(build(REAL, ["host"], "core", "1", tmp_path).text, tmp_path / "_table.py")
+    assert set(table.IMAGES["host"]) == set(images)
+    assert {row["sha256"] for row in table.IMAGES["host"].values()} == {hashlib.sha256(path.read_bytes()).hexdigest()}
+    path.write_bytes(library(*names[1:]))
+    with pytest.raises(TableError, match=rf"kernels.so: has no kernel {names[0]}; delete it"):
+        build(REAL, ["host"], "core", "1", tmp_path)
+    path.write_bytes(path.read_bytes()[:63])
+    with pytest.raises(TableError, match=r"kernels.so: is truncated"):
+        build(REAL, ["host"], "core", "1", tmp_path)
+
+
+def test_times_of_a_cpu_and_of_gpus_never_mix(spec: Spec, templates: Path, tmp_path: Path) -> None:
+    for gpu, us in (("A", {FAST: 1, BIG: 2}), ("B", {FAST: 1, BIG: 3}), ("host CPU (2 cores)", {FAST: 900, BIG: 1})):
+        tune(tmp_path / "tuning", us, gpu)
+    table = module(make(spec, templates, tuning=tmp_path / "tuning").text, tmp_path / "_table.py")
+    ranked = {row[-2]: row[-1][0] for row in table.TABLE}
+    assert ranked == {"A": FAST, "B": FAST, "*": FAST, "host CPU (2 cores)": BIG}
 
 
 def test_record_of_a_name_in_no_tier(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:

@@ -24,14 +24,14 @@ Withhold = Callable[[Callable[[Image], bool]], Pack]
 
 @pytest.fixture
 def keep_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[Withhold]:
-    """Leave the runtime only those images of the pack for which a condition holds."""
+    """Leave the runtime only those images of the pack for which a condition holds, and nothing that was measured."""
 
     def keep(condition: Callable[[Image], bool]) -> Pack:
         images = {
             arch: {name: entry for name, entry in rows.items() if condition(entry)}
             for arch, rows in builtin().images.items()
         }
-        pack = replace(builtin(), images=images)
+        pack = replace(builtin(), images=images, table={}, records={})
         monkeypatch.setattr(plan, "builtin", lambda: pack)
         plan.clear()
         return pack

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.host.harness import HostFault, Library, Operand
+from tilery.errors import HostError
+from tilery.host import Library, Operand
 
 Array = np.ndarray[Any, Any]
 SEEDS = (0, 1, 2)
@@ -187,10 +188,10 @@ def test_votes_and_shuffles(probe: Library) -> None:
 def test_atomics_and_static_shared_memory(probe: Library) -> None:
     for seed in SEEDS:
         out = np.zeros(4, np.int32)
-        with pytest.raises(HostFault, match="up to 4 bytes after the end of out"):
+        with pytest.raises(HostError, match="up to 4 bytes after the end of out"):
             run(probe, "count", out[:0], out, grid=64, block=(256,), seed=seed)
         out = np.zeros(5, np.int32)
-        with pytest.raises(HostFault, match=r"writes element 4 of out at probe.cu:\d+ a second time"):
+        with pytest.raises(HostError, match=r"writes element 4 of out at probe.cu:\d+ a second time"):
             run(probe, "count", out[:0], out, grid=64, block=(256,), seed=seed)
         out = np.zeros(5, np.int32)
         params = Params(0, out.ctypes.data, 0, 0)
@@ -234,7 +235,7 @@ FAULTS = {
 def test_faults(probe: Library, what: int) -> None:
     inp, out = np.zeros(64, np.int32), np.zeros(64, np.int32)
     for seed in SEEDS:
-        with pytest.raises(HostFault, match=r"^kernel faulty, block \(0, 0, 0\).*" + FAULTS[what]):
+        with pytest.raises(HostError, match=r"^kernel faulty, block \(0, 0, 0\).*" + FAULTS[what]):
             run(probe, "faulty", inp, out, n=1024, what=what, block=(64,), shared_bytes=1024, seed=seed)
     run(probe, "f16_to_f32", EVERY[:8], np.zeros(8, np.float32), n=8)  # the worker is as good as new
 
@@ -255,7 +256,7 @@ def test_a_warps_own_exchange_needs_no_block_barrier(probe: Library) -> None:
 
 def test_two_writers_of_one_element(probe: Library) -> None:
     text = r"writes element 0 of out at probe.cu:\d+ a second time: thread \d+ of block 0 has written it"
-    with pytest.raises(HostFault, match=text):
+    with pytest.raises(HostError, match=text):
         run(probe, "same_element", np.zeros(1, np.int32), np.zeros(1, np.int32))
 
 
@@ -269,5 +270,5 @@ def test_two_writers_of_one_element(probe: Library) -> None:
     ],
 )
 def test_refused_launches(probe: Library, change: dict[str, Any], text: str) -> None:
-    with pytest.raises(HostFault, match=f"^kernel bits: {text}"):
+    with pytest.raises(HostError, match=f"^kernel bits: {text}"):
         run(probe, "bits", np.zeros(1, np.uint32), np.zeros(9, np.uint32), **change)

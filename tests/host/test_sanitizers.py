@@ -12,6 +12,8 @@ import pytest
 from tests.host.harness import SANITIZED
 
 HERE = Path(__file__).parent
+# A sanitized run takes 40 s on two idle cores.
+TIMEOUT_S = 280
 pytestmark = pytest.mark.skipif(SANITIZED, reason="this is the inner run")
 
 # A kernel that reads behind its operand, with no checks but the sanitizer's.
@@ -20,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from tests.host.harness import build
 from tests.host.test_device import Params
-library = build({{"probe": Path({str(HERE / "probe.cu")!r}).read_text()}}, Path("build"))
+library = build({{"probe": Path({str(HERE / "probe.cu")!r}).read_text()}}, Path("build"), check=False)
 data = np.zeros(64, np.int32)
 library.run("faulty", Params(data.ctypes.data, data.ctypes.data, 0, 11), (1,), (64,))
 """
@@ -37,12 +39,14 @@ def sanitized(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[st
         "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]),
         "OPENBLAS_NUM_THREADS": "1",
     }
-    return subprocess.run([sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True)
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def test_under_sanitizers() -> None:
+    """Each launch is printed with its seeds before it runs: the last is at fault where a sanitizer ends the process."""
     tests = [str(HERE / name) for name in ("test_gemm.py", "test_device.py")]
-    done = sanitized(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests], HERE.parent.parent)
+    done = sanitized(["-m", "pytest", "-q", "-x", "-s", "-p", "no:cacheprovider", *tests], HERE.parent.parent)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
 
 

@@ -53,17 +53,19 @@ class Checkout:
 
 @dataclass
 class StubbedCheckout(Checkout):
-    """A Checkout whose nvcc only writes down what it was asked for."""
+    """A Checkout whose nvcc and g++ only write down what they were asked for."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.log = self.folder / "nvcc.log"
-        self.nvcc = self.folder / "nvcc"
-        write_program(self.nvcc, f'exec "{sys.executable}" -IS "{Path(__file__).with_name("stub_nvcc.py")}" "$@"')
-        self.env |= {"TILERY_NVCC": str(self.nvcc), "STUB_NVCC_LOG": str(self.log)}
+        self.log = self.folder / "compilers.log"
+        self.nvcc, self.cxx = self.folder / "nvcc", self.folder / "g++"
+        for program in (self.nvcc, self.cxx):
+            stub = Path(__file__).with_name("stub_compilers.py")
+            write_program(program, f'exec "{sys.executable}" -IS "{stub}" {program.name} "$@"')
+        self.env |= {"TILERY_NVCC": str(self.nvcc), "CUDAHOSTCXX": str(self.cxx), "STUB_LOG": str(self.log)}
 
     def compiled(self) -> list[str]:
-        """What a build compiles, as sorted `arch/image` lines."""
+        """What a build compiles, as sorted `arch/image` lines; of host the units, the layer `run` and the library."""
         self.log.write_text("")
         self.make()
         return sorted(self.log.read_text().splitlines())

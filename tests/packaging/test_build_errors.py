@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -67,10 +68,33 @@ def test_an_old_nvcc_of_other_software_is_passed_over(stubbed, bare_path, progra
 
 def test_no_host_compiler(stubbed, bare_path):
     (bare_path / "g++").unlink(missing_ok=True)
+    del stubbed.env["CUDAHOSTCXX"]
     stubbed.env |= {"TILERY_NVCC": str(stubbed.nvcc)}
     text = refusal(stubbed)
     assert "nvcc needs a host C++ compiler, and there is no g++ in PATH" in text
     assert "apt-get install g++" in text
+
+
+def test_a_host_compiler_that_is_too_old(stubbed):
+    stubbed.env["STUB_CXX_VERSION"] = "10"
+    text = refusal(stubbed)
+    assert f"needs g++ or clang++ 11 or later, and {stubbed.cxx} is version '10'" in text
+    assert "CUDAHOSTCXX" in text
+
+
+def test_a_host_unit_that_does_not_compile_shows_the_command_and_its_output(stubbed, program):
+    assert stubbed.configure(TILERY_ARCHS="compute_75").returncode == 0
+    program(stubbed.cxx, 'echo "gemm_naive.cuh:3: error: expected a ;" >&2; exit 1')
+    done = stubbed.run("cmake", "--build", stubbed.build, "--target", "images/host/kernels.so")
+    assert done.returncode != 0
+    assert "gemm_naive.cuh:3: error: expected a ;" in done.stdout
+    assert "-DTILERY_HOST" in done.stdout
+
+
+@pytest.mark.parametrize("archs", ["portable", "native", "all", "compute_75"])
+def test_every_build_has_the_host_device(stubbed, archs):
+    done = stubbed.configure(TILERY_ARCHS=archs)
+    assert re.search(r"images to compile for .*\bhost\b", done.stdout), done.stdout
 
 
 def test_an_unknown_arch(stubbed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from generator.load import load
@@ -10,7 +12,9 @@ from tests.packaging.checkout import StubbedCheckout, environment
 
 ARCHS = ("sm_90a", "compute_75")
 SPEC = load()
-ALL = sorted(f"{arch}/{image}" for arch, images in plan(SPEC, ARCHS, "core").items() for image in images)
+ALL = sorted(f"{arch}/{image}" for arch, images in plan(SPEC, (*ARCHS, "host"), "core").items() for image in images)
+LAYER, LIBRARY = "host/run", "host/kernels.so"
+EVERY = sorted([*ALL, LAYER, LIBRARY])
 HEADERS = sorted({name for family in SPEC.families for name in headers(family)})
 
 NEW_ROW = """
@@ -24,7 +28,12 @@ config = [{ tile = [8, 32, 1] }]
 
 
 def of(*families: str) -> list[str]:
-    return [name for name in ALL if any(name.split("/")[1].startswith(f"{family}_") for family in families)]
+    """The images of these families, those of the host device too, and the library that the latter are linked into."""
+    return linked(name for name in ALL if any(name.split("/")[1].startswith(f"{family}_") for family in families))
+
+
+def linked(names: Iterable[str]) -> list[str]:
+    return sorted([*names, LIBRARY])
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +42,7 @@ def built(tmp_path_factory):
     checkout = StubbedCheckout(tmp_path_factory.mktemp("built") / "checkout", environment("CUDA_HOME"))
     done = checkout.configure(TILERY_ARCHS=",".join(ARCHS))
     assert done.returncode == 0, done.stdout
-    assert checkout.compiled() == ALL
+    assert checkout.compiled() == EVERY
     return checkout
 
 
@@ -44,8 +53,8 @@ def edit(built, name: str, text: str) -> list[str]:
 
 
 def test_every_arch_and_family_is_in_the_plan():
-    assert {name.split("/")[0] for name in ALL} == set(ARCHS)
-    assert all(of(family) for family in SPEC.families)
+    assert {name.split("/")[0] for name in ALL} == {*ARCHS, "host"}
+    assert all(len(of(family)) > 1 for family in SPEC.families)
 
 
 def test_a_second_build_compiles_nothing(built):
@@ -69,12 +78,23 @@ def test_a_family_s_own_header_leaves_the_others_alone():
         assert [other for other in SPEC.families if f"{family}.cuh" in headers(other)] == [family]
 
 
+@pytest.mark.parametrize("name", ["launch.h", "check.h", "cuda.h", "wrappers.h"])
+def test_a_file_of_the_host_device_leaves_the_gpus_alone(built, name):
+    found = edit(built, f"templates/host/{name}", "// edited\n")
+    units = [unit for unit in ALL if unit.startswith("host/")]
+    assert set(found) in ({*units, LAYER, LIBRARY}, {*units, LIBRARY}, {LAYER, LIBRARY})
+
+
+def test_the_scheduler_is_compiled_once_and_linked(built):
+    assert edit(built, "templates/host/run.cpp", "// edited\n") == sorted([LAYER, LIBRARY])
+
+
 def test_a_comment_in_the_declarations_compiles_nothing(built):
     assert edit(built, "variants.toml", "# edited\n") == []
 
 
 def test_a_row_compiles_the_images_that_it_adds_to_and_leaves_the_table_with_its_variant(built):
-    images = sorted(f"{arch}/gemm_naive_f32_any" for arch in ARCHS)
+    images = linked(f"{arch}/gemm_naive_f32_any" for arch in (*ARCHS, "host"))
     table = built.build / "_table.py"
     assert edit(built, "variants.toml", NEW_ROW) == images
     assert "gemm_naive_f32_any_8x32x1" in table.read_text()
@@ -86,7 +106,12 @@ def test_a_row_compiles_the_images_that_it_adds_to_and_leaves_the_table_with_its
 
 def test_another_nvcc_compiles_all(built):
     built.nvcc.write_text(built.nvcc.read_text() + "# updated\n")
-    assert built.compiled() == ALL
+    assert built.compiled() == [name for name in ALL if not name.startswith("host/")]
+
+
+def test_another_host_compiler_compiles_the_host_device(built):
+    built.cxx.write_text(built.cxx.read_text() + "# updated\n")
+    assert built.compiled() == [name for name in EVERY if name.startswith("host/")]
 
 
 def test_flags_in_the_environment_do_not_reach_nvcc(built, monkeypatch):
@@ -98,4 +123,4 @@ def test_flags_in_the_environment_do_not_reach_nvcc(built, monkeypatch):
 def test_progress_names_each_image(built):
     built.nvcc.touch()
     steps = [line.split("] ")[1] for line in built.make().splitlines() if line.startswith("[") and "] nvcc " in line]
-    assert sorted(steps) == [f"nvcc {name.replace('/', ' ')}" for name in ALL]
+    assert sorted(steps) == [f"nvcc {name.replace('/', ' ')}" for name in ALL if not name.startswith("host/")]

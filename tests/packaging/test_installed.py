@@ -44,7 +44,7 @@ def test_every_source_file_is_there(package, folder):
     there = package / {"runtime/tilery": "."}.get(folder, folder)
     files = [
         path.relative_to(ROOT / folder)
-        for pattern in ("*.py", "*.cuh", "*.h", "*.j2", "*.toml", "py.typed")
+        for pattern in ("*.py", "*.cuh", "*.h", "*.cpp", "*.j2", "*.toml", "py.typed")
         for path in (ROOT / folder).rglob(pattern)
     ]
     assert files
@@ -59,8 +59,9 @@ def test_typed_declarations_and_licence(package):
 
 def test_images_are_those_of_the_table(package):
     table = importlib.import_module("tilery._table")
+    image_file = importlib.import_module("tilery.generator.archs").image_file
     expected = {
-        f"{arch}/{name}.fatbin": (row["sha256"], row["bytes"])
+        f"{arch}/{image_file(arch, name)}": (row["sha256"], row["bytes"])
         for arch, images in table.IMAGES.items()
         for name, row in images.items()
     }
@@ -72,6 +73,20 @@ def test_images_are_those_of_the_table(package):
     }
     assert expected
     assert found == expected
+
+
+def test_every_wheel_has_the_host_device(package):
+    """Of the C and C++ run-time it needs only what every glibc system has, and no folder of the build is in it."""
+    table = importlib.import_module("tilery._table")
+    assert set(table.IMAGES["host"]) == {
+        variant["family"] + "_" + variant["dtype"] + "_" + variant["layout"]
+        for variant in table.VARIANTS.values()
+        if variant["tier"] == "core"
+    }
+    data = (package / "images" / "host" / "kernels.so").read_bytes()
+    assert b"\0libc.so.6\0" in data
+    assert str(ROOT).encode() not in data
+    assert [name for name in (b"libstdc++.so", b"libgcc_s.so") if name in data] == []
 
 
 def test_every_built_arch_has_the_variants_that_it_keeps(package):

@@ -8,7 +8,8 @@ from generator.load import load
 from generator.render import plan
 
 SPEC = load()
-PLAN = plan(SPEC, SPEC.archs, "core")
+GPUS = [arch for arch in SPEC.archs if arch != "host"]
+PLAN = plan(SPEC, GPUS, "core")
 
 
 def _chosen() -> dict[tuple[str, str], str]:
@@ -36,10 +37,7 @@ def build(real):
 
 def test_every_family_is_compiled_for_every_arch_that_has_its_features():
     expected = {
-        (a, f)
-        for a in SPEC.archs
-        for f in SPEC.families
-        if set(SPEC.families[f].features) <= set(SPEC.archs[a].features)
+        (a, f) for a in GPUS for f in SPEC.families if set(SPEC.families[f].features) <= set(SPEC.archs[a].features)
     }
     assert set(CHOSEN) == expected
 

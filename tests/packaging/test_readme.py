@@ -18,7 +18,7 @@ SPEC = load()
 
 def rows() -> dict[str, tuple[str, str]]:
     """Families and status by arch, from the table of architectures."""
-    found = re.findall(r"^\| `((?:sm|compute)_\w+)`[^|]*\|[^|]*\|([^|]*)\|([^|]*)\|$", README, re.MULTILINE)
+    found = re.findall(r"^\| `((?:sm_|compute_|host)\w*)`[^|]*\|[^|]*\|([^|]*)\|([^|]*)\|$", README, re.MULTILINE)
     return {arch: (families.strip(), status.strip()) for arch, families, status in found}
 
 

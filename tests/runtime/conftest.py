@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.runtime.fake_cuda import FakeArray, FakeGpu
+from tests.runtime.world import world as world
 from tilery import arrays, ops, plan
 
 

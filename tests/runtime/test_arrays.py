@@ -167,7 +167,7 @@ def test_torch_results(torch: Any, dtype: str) -> None:
     found = tilery.gemm(a, b, trans_b=True, out_dtype=kind)
     assert type(found) is torch.Tensor
     assert found.dtype is kind
-    assert torch.equal(found, (a.double() @ b.double().T).to(kind))
+    torch.testing.assert_close(found, (a.double() @ b.double().T).to(kind))
 
 
 def test_torch_int8(torch: Any) -> None:

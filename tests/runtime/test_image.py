@@ -32,6 +32,7 @@ SERVED = {
     "sm_103f": {(10, 3)},
     "sm_120f": {(12, 0), (12, 1)},
     "sm_121a": {(12, 1)},
+    "host": set(),
 }
 
 
@@ -46,6 +47,12 @@ def test_a_name_that_is_no_arch(arch: str) -> None:
         image.serves(arch, (9, 0))
 
 
+def test_the_host_device_runs_host_alone() -> None:
+    assert [arch for arch in SERVED if image.serves(arch, (0, 0))] == ["host"]
+    assert image.order(SERVED, (0, 0)) == ("host",)
+    assert image.is_sass("host")
+
+
 def test_order_prefers_the_most_specific() -> None:
     archs = ["compute_75", "compute_80", "compute_90a", "sm_90", "sm_90a", "sm_80"]
     assert image.order(archs, (9, 0)) == ("sm_90a", "sm_90", "compute_90a", "compute_80", "compute_75")
@@ -58,9 +65,18 @@ def fatbin(payload: bytes = b"some machine code") -> bytes:
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(payload)) + payload
 
 
+def library(kind: int = 3, machine: int = 62) -> bytes:
+    """An ELF file with two section headers of 64 bytes."""
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", kind, machine, 1, 0, 0, 64, 0, 64, 56, 0, 64, 2, 1)
+    return header + bytes(128)
+
+
+FATBIN = Path("x.fatbin")
+
+
 @pytest.mark.parametrize("data", [fatbin(), fatbin(b""), fatbin() + fatbin(b"more")], ids=["one", "empty", "two"])
 def test_whole_fatbins(data: bytes) -> None:
-    image.verify_fatbin(data)
+    image.verify(data, FATBIN)
 
 
 @pytest.mark.parametrize("data", [fatbin(), fatbin() + fatbin(b"more")], ids=["one", "two"])
@@ -68,13 +84,30 @@ def test_every_truncation_is_found(data: bytes) -> None:
     whole = {len(fatbin()), len(data)}
     for length in set(range(len(data))) - whole:
         with pytest.raises(PackError, match="truncated"):
-            image.verify_fatbin(data[:length])
+            image.verify(data[:length], FATBIN)
 
 
 @pytest.mark.parametrize("data", [b"\x7fELF" + bytes(60), b"<!DOCTYPE html><html>", fatbin() + bytes(16)])
 def test_foreign_files_are_found(data: bytes) -> None:
-    with pytest.raises(PackError, match="foreign"):
-        image.verify_fatbin(data)
+    with pytest.raises(PackError, match=r"x\.fatbin: is not a fatbin"):
+        image.verify(data, FATBIN)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (fatbin(b"x" * 100), "not a 64-bit ELF file"),
+        (b"\x7fELF", "truncated"),
+        (b"\x7fELF\x01\x01\x01" + bytes(60), "not a 64-bit ELF file"),
+        (library(machine=183), "no shared library for x86-64: type 3, machine 183"),
+        (library(kind=2), "type 2"),
+        (library()[:-1], "truncated: 191 bytes of 192"),
+    ],
+)
+def test_what_is_no_library_is_found(data: bytes, message: str) -> None:
+    image.verify(library(), Path("kernels.so"))
+    with pytest.raises(PackError, match=f"kernels.so: is .*{message}"):
+        image.verify(data, Path("kernels.so"))
 
 
 @pytest.fixture
@@ -95,7 +128,7 @@ def test_a_broken_file_names_itself_and_the_cure(stored: Image, data: bytes | No
         stored.path.write_bytes(data)
     with pytest.raises(PackError) as raised:
         image.read(stored)
-    for part in (str(stored.path), "expected", "found", "reinstall"):
+    for part in (str(stored.path), "reinstall"):
         assert part in str(raised.value)
 
 

@@ -16,9 +16,11 @@ def test_an_empty_environment_gives_the_defaults() -> None:
 
 
 def test_every_variable_is_read() -> None:
-    env = {"TILERY_JIT": "require", "TILERY_FORCE_VARIANT": "x", "TILERY_STORE": "/tmp/a folder"}
+    env = {"TILERY_JIT": "require", "TILERY_FORCE_VARIANT": "x", "TILERY_STORE": "/tmp/a folder:/seed:~/b"}
     assert set(env) == set(policy.VARIABLES)
-    assert Policy.from_env(env) == Policy("require", "x", Path("/tmp/a folder"))
+    assert Policy.from_env(env) == Policy(
+        "require", "x", Path("/tmp/a folder"), (Path("/seed"), Path("~/b").expanduser())
+    )
 
 
 @pytest.mark.parametrize(("value", "store"), [("off", None), ("user", "user"), ("~/x", Path("~/x").expanduser())])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tilery.stats import count, reset, stats, track
+from tilery.stats import GROUPS, count, reset, stats, track
 
 
 class FakePlan:
@@ -23,7 +23,7 @@ def fresh() -> Iterator[None]:
 
 
 def test_nothing_happened() -> None:
-    assert stats() == {"plans": {}, "calls": {}, "store": {}, "jit": {}, "fallbacks": {}, "rejected": {}}
+    assert stats() == {name: {} for name in ("plans", "calls", *GROUPS)}
 
 
 def test_counts_and_calls() -> None:

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import InvalidInput, TileryError, UnknownName
-from . import demo, doctor, explain, listing
+from . import cache, debug, demo, doctor, explain, listing, warm
 from .output import show_error
 
 BAD_INPUT = (InvalidInput, UnknownName)
@@ -30,9 +30,12 @@ app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 app.command("demo")(demo.demo)
+app.command("debug")(debug.debug)
 app.command("doctor")(doctor.doctor)
 app.command("list")(listing.list_variants)
 app.command("explain")(explain.explain)
+app.command("warm")(warm.warm)
+app.add_typer(cache.app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -19,16 +19,17 @@ from ..device import DeviceInfo
 from ..dispatch import choose
 from ..errors import TileryError
 from ..generator.render import content_hash
-from ..pack import Pack, builtin
+from ..pack import Arch, Pack, builtin
 from ..stats import stats
-from ..store import Store, open_store
+from ..store import Store, store_for
 from . import matrix, problems
 from .output import Json, console, mib, print_json, progress, styled, table
 from .problems import DemoProblem
 from .runs import Result, guarded, on_cpu, on_gpu
 
-# What the CPU reference computes in about a second, even where it is mostly reading of weights.
-CPU_MACS = 160_000_000
+# What two cores do in a few seconds, a product of one row counted as the 16 that the smallest tile has.
+CPU_MACS = 1 << 29
+LEAST_ROWS = 16
 
 
 class Covered(NamedTuple):
@@ -50,13 +51,19 @@ class Choice(NamedTuple):
 
 
 def covered(pack: Pack) -> list[Covered]:
-    """The archs that have images, machine code of the newest first; all archs where there is no image."""
+    """The archs that have images, machine code of the newest first, the CPU last; all where there is no image."""
     built = [name for name, images in pack.images.items() if images] or list(pack.archs)
     rows = []
-    for name in sorted(built, key=lambda name: (image.is_sass(name), pack.archs[name].gpu.cc), reverse=True):
-        arch, images = pack.archs[name], pack.images.get(name, {}).values()
-        rows.append(Covered(name, arch.gpu, arch.status, len(images), sum(held.bytes for held in images)))
+    for name in sorted(built, key=lambda name: _preference(pack.archs[name]), reverse=True):
+        images = pack.images.get(name, {}).values()
+        files = {held.path: held.bytes for held in images}
+        gpu, status = device.representative(name, pack), pack.archs[name].status
+        rows.append(Covered(name, gpu, status, len(images), sum(files.values())))
     return rows
+
+
+def _preference(arch: Arch) -> tuple[bool, tuple[int, int]]:
+    return image.is_sass(arch.name) and not arch.gpu.is_host, arch.gpu.cc
 
 
 def decide(cases: list[DemoProblem], gpu: DeviceInfo, pack: Pack) -> list[Choice]:
@@ -76,8 +83,7 @@ def compile_uncovered(choices: list[Choice], pack: Pack) -> dict[str, Any]:
     if decision is None or decision.source != "jit":
         reason = "the policy is jit='off'" if policy.current().jit == "off" else jit.toolchain().why_none
         return {"problem": str(case), "fault": reason or "the images of this pack cover it"}
-    settings = policy.current()
-    store = open_store(settings.store, settings.compile_deadline_s)
+    store = store_for(policy.current())
     before, started = stats()["jit"].get("compiles", 0), time.perf_counter()
     code = jit.compile_variant(decision.variant, decision.arch, pack=pack, store=store)
     return {
@@ -86,7 +92,7 @@ def compile_uncovered(choices: list[Choice], pack: Pack) -> dict[str, Any]:
         "gpu": decision.device.name,
         "arch": decision.arch,
         "nvrtc": jit.toolchain().version,
-        "bytes": len(code),
+        "bytes": len(code.data),
         "seconds": time.perf_counter() - started,
         "compiled": stats()["jit"].get("compiles", 0) > before,
         "path": _stored(store, decision, pack),
@@ -101,9 +107,8 @@ def _stored(store: Store, decision: Decision, pack: Pack) -> str | None:
     variant = decision.variant
     # The pack's hash is stale in an edited checkout; the entry is then under that of the source.
     for content in (pack.hashes[variant.name], content_hash(variant)):
-        digest = jit.key(variant, decision.arch, content, pack.version).digest
-        if found := list(store.root.glob(f"binary/*/*/{digest}")):
-            return str(found[0])
+        if found := store.path(jit.key(variant, decision.arch, content, pack.version)):
+            return str(found)
     return str(store.root)
 
 
@@ -168,7 +173,7 @@ def _without_gpu(cases: list[DemoProblem], seed: int, screen: Console) -> dict[s
     compiled = compile_uncovered(first, pack)
     _print_compiled(compiled, screen)
     rng = np.random.default_rng(seed)
-    small = [case for case in cases if case.macs <= CPU_MACS]
+    small = [case for case in cases if max(case.m, LEAST_ROWS) * case.n * case.k <= CPU_MACS]
     results = [guarded(on_cpu, case, rng) for case in progress(small, "computing on the CPU")]
     _print_cpu(results, seed, screen)
     verdict = _verdict(results, screen)
@@ -233,10 +238,10 @@ def _print_compiled(row: dict[str, Any], screen: Console) -> None:
 
 
 def _print_cpu(results: list[Result], seed: int, screen: Console) -> None:
-    columns = ("problem (m x n x k)", "compared", "ms", "error/bound", "")
-    title = f"\nComputed by the CPU reference, random data of seed {seed}, compared with NumPy's float64"
+    columns = ("problem (m x n x k)", "variant", "compared", "ms", "error/bound", "")
+    title = f"\nComputed on the CPU, random data of seed {seed}, compared with NumPy's float64"
     shown = table(title, columns, right=("compared", "ms", "error/bound"))
     for r in results:
         numbers = (str(r.comparison.elements), f"{r.us / 1e3:.0f}", f"{r.comparison.ratio:.2g}")
-        shown.add_row(str(r.case), *numbers, styled("ok" if r.ok else "FAIL"))
+        shown.add_row(str(r.case), r.variant, *numbers, styled("ok" if r.ok else "FAIL"))
     screen.print(shown)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from platform import python_version
 from typing import Any, NamedTuple
 
@@ -16,7 +16,9 @@ from rich.text import Text
 from .. import __version__, device, image, jit, policy
 from ..errors import CompileError, TileryError
 from ..pack import Pack, builtin
-from ..store import Store, open_store
+from ..store import Store, maintain, store_for
+from ..store.aside import FAILED, QUARANTINE
+from ..store.level import Level
 from .output import Json, console, mib, print_json, progress, styled
 
 OLDEST_DRIVER = 13000  # the first that loads what CUDA 13 made
@@ -176,16 +178,19 @@ def check_store(at: Machine) -> Report:
         return Report({"path": None, "usable": False, "reason": at.settings_error}, ["not looked at, see variables"])
     if at.settings.store is None:
         return Report({"path": None, "usable": False, "reason": "off"}, ["off: each process compiles for itself"])
-    store = open_store(at.settings.store, at.settings.compile_deadline_s)
+    store = store_for(at.settings)
     why_not = store.why_off or _unwritable(store)
-    if store.root is None or why_not:
+    if store.user is None or why_not:
         report = Report({"path": None, "usable": False, "reason": why_not}, ["not usable"])
         report.error(
             f"The store cannot be used: {why_not}. Each process compiles again what no image covers.",
             "Set TILERY_STORE to a folder of yours that only you can write, or to off.",
         )
         return report
-    return _contents(store.root)
+    report = _contents(store, store.user)
+    for seed, why in store.refused.items():
+        report.warn(f"The seed store {seed} is not used: {why}.", "Correct that, or take it out of the policy's seeds.")
+    return report
 
 
 def _unwritable(store: Store) -> str:
@@ -200,18 +205,24 @@ def _unwritable(store: Store) -> str:
     return ""
 
 
-def _contents(root: Path) -> Report:
-    sizes = [path.stat().st_size for path in root.glob("*/??/??/*") if not path.name.startswith(".")]
-    aside = sum(1 for _ in root.glob("quarantine/*"))
-    failed = sum(1 for _ in root.glob("failed/*"))
-    data = {"path": str(root), "usable": True, "reason": "", "entries": len(sizes), "bytes": sum(sizes)}
-    report = Report(data | {"quarantined": aside, "failed": failed})
-    report.lines.append(f"{root}: {len(sizes)} entries, {mib(sum(sizes))}")
-    if aside:
-        report.warn(f"{aside} broken entries were set aside.", f"Look at the disk, then delete {root / 'quarantine'}.")
-    if failed:
+def _contents(store: Store, user: Level) -> Report:
+    found = maintain.usage(user)
+    entries, size = sum(found.entries.values()), sum(found.bytes.values())
+    data = {"path": str(user.root), "usable": True, "reason": "", "entries": entries, "bytes": size}
+    data |= {"max_entries": store.limits.entries, "max_bytes": store.limits.bytes}
+    report = Report(data | {"quarantined": found.quarantined, "failed": found.failed, "seeds": []})
+    report.lines.append(f"{user.root}: {entries} entries, {mib(size)} of at most {mib(store.limits.bytes)}")
+    for seed in store.seeds:
+        count = sum(1 for _ in seed.entries())
+        report.data["seeds"].append({"path": str(seed.root), "entries": count})
+        report.lines.append(f"{seed.root}: {count} entries, read-only")
+    if found.quarantined:
+        place = user.base / QUARANTINE
+        report.warn(f"{found.quarantined} broken entries were set aside.", f"Look at the disk, then delete {place}.")
+    if found.failed:
+        place = user.base / FAILED
         report.warn(
-            f"{failed} compiles failed.", f"Report what is in {root / 'failed'} (sources and logs), then delete it."
+            f"{found.failed} compiles failed.", f"Report what is in {place} (sources and logs), then delete it."
         )
     return report
 
@@ -235,7 +246,9 @@ def check_variables(at: Machine) -> Report:
 
 def _value(settings: policy.Policy, name: str) -> str | None:
     value = getattr(settings, FIELDS[name])
-    return "off" if name == "TILERY_STORE" and value is None else value and str(value)
+    if name == "TILERY_STORE":
+        return os.pathsep.join(map(str, (value or "off", *settings.seeds)))
+    return value and str(value)
 
 
 def check_packages(at: Machine) -> Report:

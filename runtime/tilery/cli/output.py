@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -55,12 +56,22 @@ def table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> Tabl
     return made
 
 
-def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """The items one by one, with a bar on standard error where that is a terminal."""
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error, where that is a terminal; what it yields advances it by one."""
     screen = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        yield from bar.track(items, description=what)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as made:
+        task = made.add_task(what, total=total)
+        yield lambda: made.advance(task)
+
+
+def progress(items: Sequence[T], what: str) -> Iterator[T]:
+    """The items one by one, with a bar."""
+    with bar(what, len(items)) as advance:
+        for item in items:
+            yield item
+            advance()
 
 
 def mib(size: int) -> str:
