@@ -87,16 +87,21 @@ def read(folder: Path) -> list[Record]:
     return [record for path in sorted(folder.glob("*.jsonl")) for record in _read_file(path)]
 
 
-def merge(records: Iterable[Record], available: Collection[str], declared: Collection[str]) -> tuple[Exact, int]:
+def merge(
+    records: Iterable[Record], available: Collection[str], declared: Collection[str], fallback: Collection[str] = ()
+) -> tuple[Exact, int]:
     """Times by GPU and problem, of the available variants only; the second value counts the times left out.
 
     A variant that is measured twice for a problem keeps the later time. A name that is not even declared is an error.
+    A fallback variant counts only where it beat all that was measured beside it: elsewhere, when those are not
+    available, the cost model or the JIT has something better than the one that is left.
     """
     exact: Exact = defaultdict(dict)
     dropped = 0
     for record in records:
+        best = min(record.us.values())
         for name, us in record.us.items():
-            if name in available:
+            if name in available and (name not in fallback or us == best):
                 exact[record.gpu].setdefault(record.key, {})[name] = us
             elif name in declared:
                 dropped += 1

@@ -61,7 +61,9 @@ def build(
     """
     built = {} if images is None else read_images(plan(spec, archs, tier), images)
     variants = expand(spec, None, max("wide", tier, key=TIERS.index)).variants
-    declared = {point.variant.name for point in points(spec)}
+    every = [point.variant for point in points(spec)]
+    declared = {variant.name for variant in every}
+    fallback = {variant.name for variant in every if variant.family == spec.ops[variant.op].fallback}
     taken = records.read(tuning) if tuning else []
     exact: records.Exact = {}
     dropped = 0
@@ -70,7 +72,7 @@ def build(
         listed = {name for arch in built if (arch == HOST) is host for name in _listed(built[arch])}
         available = {variant.name for variant in variants} if images is None else listed
         measured = (record for record in taken if record.on_host is host)
-        merged, left_out = records.merge(measured, available, declared)
+        merged, left_out = records.merge(measured, available, declared, fallback)
         exact |= merged
         dropped += left_out
     rows = records.rows(exact)

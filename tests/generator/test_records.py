@@ -88,6 +88,17 @@ def test_merge_of_a_name_that_nothing_declares(tmp_path: Path) -> None:
         records.merge(records.read(folder), {"gemm_y"}, {"gemm_y"})
 
 
+def test_the_fallback_counts_only_where_it_beat_all_that_was_measured(tmp_path: Path) -> None:
+    """Else it would stand alone, and answer, wherever the faster ones are not in the build."""
+    slow, fast = problem({"gemm_y": 2.0, "naive": 90.0}), problem({"gemm_y": 2.0, "naive": 1.0}, m=1)
+    folder = write(tmp_path / "tuning", HEADER, slow, fast)
+    merged, dropped = records.merge(records.read(folder), {"naive"}, {"gemm_y", "naive"}, {"naive"})
+    assert merged == {"New": exact(({"m": 1}, {"naive": 1.0}))}
+    assert dropped == 3
+    merged, _ = records.merge(records.read(folder), {"gemm_y", "naive"}, {"gemm_y", "naive"}, {"naive"})
+    assert merged == {"New": exact(({}, {"gemm_y": 2.0}), ({"m": 1}, {"gemm_y": 2.0, "naive": 1.0}))}
+
+
 def test_rank_in_a_bucket_is_by_the_mean_slowdown() -> None:
     # a: 1 and 4 times the best (mean 2); b: 3 and 1 (mean 1.73), although a is faster in sum
     measured = exact(({"m": 7}, {"a": 10, "b": 30}), ({"m": 8}, {"a": 4, "b": 1}))
