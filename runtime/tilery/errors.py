@@ -98,3 +98,8 @@ class DriverError(TileryError):
         self.call, self.name, self.text = call, name, text
         message = f"{call} failed with {name}" + (f" ({text})" if text else "")
         super().__init__(f"{message}. {advice}" if advice else message)
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, in one line: the first of a message of ours, else the exception as Python shows it."""
+    return str(error).partition("\n")[0] if isinstance(error, TileryError) else repr(error)

@@ -5,12 +5,23 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple
 
+from .cost import ceil_div
+from .generator.variant import Variant
 from .problem import ACTIVATIONS, DTYPE_CODES, Problem
+
+MAX_GRID_Z = 65535
+"""Blocks beyond this many batch entries take several in turn."""
 
 _POINTERS = ("a", "b", "c", "d", "bias")
 _STRIDES = ("a_row", "a_col", "b_row", "b_col", "c_row", "c_col", "d_row", "d_col")
 _STEPS = ("a_batch", "b_batch", "c_batch", "d_batch", "bias_stride", "bias_batch")
 _INTS = ("m", "n", "k", "batch")
+
+
+def grid(variant: Variant, m: int, n: int, batch: int) -> tuple[int, int, int]:
+    """Blocks of a launch: one for each tile of the result, and for each batch entry up to `MAX_GRID_Z`."""
+    tile_m, tile_n, _ = variant["tile"]
+    return ceil_div(m, tile_m) * ceil_div(n, tile_n), 1, min(batch, MAX_GRID_Z)
 
 
 class GemmParams(ctypes.Structure):

@@ -11,20 +11,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from . import background, device, image, jit, policy
-from .cost import ceil_div
 from .decision import Decision, problem_text
 from .device import DeviceInfo
 from .dispatch import choose
-from .errors import CompileError, DriverError, PackError, TileryError, UnsupportedProblem
+from .errors import CompileError, DriverError, PackError, TileryError, UnsupportedProblem, first_line
 from .generator.variant import Variant
+from .launch import grid
 from .pack import Pack, builtin
 from .policy import Policy
 from .problem import Problem
 from .specialise import Constants, Forms, Launcher
-from .stats import count, track
+from .stats import count, count_plan
 from .store import store_for
 
-MAX_GRID_Z = 65535
 # What an exception of these kinds says is wrong with one variant's code; the next candidate may serve.
 FAILURES = (CompileError, DriverError, PackError)
 
@@ -71,10 +70,9 @@ class Plan:
 
     def __init__(self, decision: Decision, ordinal: int, ready: Ready) -> None:
         variant, problem = decision.variant, decision.problem
-        tile_m, tile_n, _ = variant["tile"]
         self.decision = decision
         self.ordinal = ordinal
-        self.grid = (ceil_div(problem.m, tile_m) * ceil_div(problem.n, tile_n), 1, min(problem.batch, MAX_GRID_Z))
+        self.grid = grid(variant, problem.m, problem.n, problem.batch)
         self.block = (variant.threads, 1, 1)
         self.shared_bytes = variant.shared_bytes
         self.calls = 0
@@ -158,14 +156,7 @@ class Memory:
 
     def publish(self, key: Key, plan: Plan) -> None:
         """Let a Plan serve from now on."""
-        chosen = plan.decision
-        track(plan)
-        count("origins", plan.ready.origin)
-        if chosen.miss:
-            p = chosen.problem
-            count("misses", f"{p.op} {p.dtype} {p.layout}, aligned to {p.align} bytes: {chosen.miss}")
-        if chosen.tier == "fallback":
-            count("fallbacks", chosen.silent[-1][1])
+        count_plan(plan, plan.decision, plan.ready.origin)
         self.plans[key] = plan
         self._locks.pop(key, None)
 
@@ -230,7 +221,7 @@ def _finish(memory: Memory, key: Key, pending: str) -> None:
     try:
         plan = _build(memory, *key, waits=True)
     except Exception as error:
-        reason = _reason(error)
+        reason = first_line(error)
         memory.failed.setdefault(key[1], {})["background", key[2].jit, pending] = reason
         count("background", "failures")
         count("rejected", reason)
@@ -309,7 +300,7 @@ def _specialise(memory: Memory, plan: Plan, pack: Pack, settings: Policy, consta
         kernel = _load_compiled(memory, variant, arch, pack, settings, plan.ordinal).kernel
     except Exception as error:  # whatever it is, the general kernel goes on
         count("specialised", "failures")
-        count("rejected", _reason(error))
+        count("rejected", first_line(error))
         return None
     count("specialised", "kernels")
     return plan.launcher(kernel)
@@ -349,17 +340,13 @@ def _may_go_on(error: TileryError, decision: Decision, settings: Policy) -> bool
 
 
 def _remember(failed: dict[tuple[str, str, str], str], decision: Decision, pack: Pack, error: TileryError) -> None:
-    reason = _reason(error)
+    reason = first_line(error)
     names = [decision.variant.name]
     whole = isinstance(error, PackError) or (isinstance(error, DriverError) and error.call == "cuLibraryLoadData")
     if decision.source == "image" and whole and (found := pack.image_of(decision.arch, decision.variant)):
         names = list(found.variants)
     count("rejected", reason)
     failed.update({(decision.source, decision.arch, name): reason for name in names})
-
-
-def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0] if isinstance(error, TileryError) else repr(error)
 
 
 def clear() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from .decision import Decision
 
 GROUPS = (
     "origins",
@@ -46,6 +49,17 @@ def track(plan: Counted) -> None:
     """Count a new Plan, and its calls from now on."""
     with _lock:
         _tracked.append(plan)
+
+
+def count_plan(plan: Counted, decision: Decision, origin: str) -> None:
+    """Count a new Plan and its calls, where its code was, and what was missed."""
+    track(plan)
+    count("origins", origin)
+    if decision.miss:
+        p = decision.problem
+        count("misses", f"{p.op} {p.dtype} {p.layout}, aligned to {p.align} bytes: {decision.miss}")
+    if decision.tier == "fallback":
+        count("fallbacks", decision.silent[-1][1])
 
 
 def stats() -> dict[str, Any]:

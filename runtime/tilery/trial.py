@@ -17,8 +17,7 @@ from . import reference
 from .cost import ceil_div
 from .generator.variant import Variant
 from .host import Library, Operand
-from .launch import GemmParams, Pointers, Strides, fill, template
-from .plan import MAX_GRID_Z
+from .launch import GemmParams, Pointers, Strides, fill, grid, template
 from .problem import ITEM_BYTES, Problem
 
 Array = np.ndarray[Any, Any]
@@ -204,8 +203,7 @@ class Case:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Blocks of the launch."""
-        (m, n, _, batch), (tile_m, tile_n, _) = self.shape, self.variant["tile"]
-        return ceil_div(m, tile_m) * ceil_div(n, tile_n), 1, min(batch, MAX_GRID_Z)
+        return grid(self.variant, self.shape.m, self.shape.n, self.shape.batch)
 
     def params(self, addresses: Mapping[str, int] | None = None) -> GemmParams:
         """The kernel's parameter, with the operands at ``addresses``; default: where they are placed."""

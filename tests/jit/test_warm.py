@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.jit.test_prepare import compiler as compiler
-from tilery import plan, policy
+from tilery import plan, policy, warmup
 from tilery.asked import request
 from tilery.cli import app
 from tilery.cli.warm import read
+from tilery.pack import builtin
 from tilery.policy import Policy
 
 CSV = """\
@@ -101,7 +103,9 @@ def test_warm_and_again(here: Path, compiler: list[str]) -> None:
     assert len(compiler) == made
 
 
-def test_a_problem_that_nothing_serves_makes_it_fail(here: Path) -> None:
+def test_a_problem_that_nothing_serves_makes_it_fail(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = replace(builtin(), images={}, table={}, records={})
+    monkeypatch.setattr(warmup, "builtin", lambda: bare)
     policy.use(Policy("off", store=None))
     result = run(here, "--arch", "sm_90a")
     assert result.exit_code == 1

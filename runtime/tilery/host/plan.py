@@ -9,23 +9,22 @@ import threading
 from functools import partial
 
 from .. import background, image, policy
-from ..cost import ceil_div
 from ..decision import Decision
 from ..device import representative
 from ..dispatch import choose
-from ..errors import CompileError, HostError, PackError, TileryError, UnsupportedProblem
+from ..errors import CompileError, HostError, PackError, TileryError, UnsupportedProblem, first_line
 from ..generator.archs import HOST
+from ..launch import grid
 from ..pack import Pack, builtin
 from ..policy import Policy
 from ..problem import Problem
-from ..stats import count, track
+from ..stats import count, count_plan
 from ..store import store_for
 from . import jit
 from .library import Library
 
 log = logging.getLogger(__name__)
 
-MAX_GRID_Z = 65535
 Key = tuple[Problem, Policy]
 Failed = dict[tuple[str, str, str], str]
 
@@ -45,9 +44,8 @@ class HostPlan:
 
     def __init__(self, decision: Decision, library: Library, origin: str) -> None:
         variant, problem = decision.variant, decision.problem
-        tile_m, tile_n, _ = variant["tile"]
         self.decision = decision
-        self.grid = (ceil_div(problem.m, tile_m) * ceil_div(problem.n, tile_n), 1, min(problem.batch, MAX_GRID_Z))
+        self.grid = grid(variant, problem.m, problem.n, problem.batch)
         self.block = (variant.threads, 1, 1)
         self.shared_bytes = variant.shared_bytes
         self.calls = 0
@@ -143,14 +141,7 @@ def _without(memory: Memory, key: Key, error: TileryError) -> None:
 
 
 def _publish(memory: Memory, key: Key, plan: HostPlan) -> None:
-    chosen = plan.decision
-    track(plan)
-    count("origins", plan.origin)
-    if chosen.miss:
-        p = chosen.problem
-        count("misses", f"{p.op} {p.dtype} {p.layout}, aligned to {p.align} bytes: {chosen.miss}")
-    if chosen.tier == "fallback":
-        count("fallbacks", chosen.silent[-1][1])
+    count_plan(plan, plan.decision, plan.origin)
     memory.plans[key] = plan
 
 
@@ -159,7 +150,7 @@ def _finish(memory: Memory, key: Key, pending: str) -> None:
     try:
         plan = _build(memory, *key, waits=True)
     except Exception as error:
-        memory.failed["background", HOST, pending] = reason = _reason(error)
+        memory.failed["background", HOST, pending] = reason = first_line(error)
         count("background", "failures")
         count("rejected", reason)
         return
@@ -231,16 +222,12 @@ def _load_compiled(memory: Memory, decision: Decision, pack: Pack, settings: Pol
 
 
 def _remember(memory: Memory, decision: Decision, pack: Pack, error: TileryError) -> None:
-    reason = _reason(error)
+    reason = first_line(error)
     count("rejected", reason)
     names = [decision.variant.name]
     if decision.source == "image":  # all images are one library
         names = [name for group in pack.images[HOST].values() for name in group.variants]
     memory.failed.update({(decision.source, HOST, name): reason for name in names})
-
-
-def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0] if isinstance(error, TileryError) else repr(error)
 
 
 def clear() -> None:
