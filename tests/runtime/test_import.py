@@ -13,7 +13,6 @@ import pytest
 import tilery
 
 FOREIGN = ("cuda", "torch", "jax", "cupy", "jinja2", "typer", "rich", "filelock", "platformdirs", "ml_dtypes")
-IMPORT_LIMIT_MS = 60
 
 
 def python(code: str) -> str:
@@ -32,13 +31,6 @@ def test_a_cpu_call_loads_no_foreign_module() -> None:
     call = "tilery.gemm(numpy.ones((2, 2), 'f4'), numpy.ones((2, 2), 'f4'))"
     found = python(f"import sys, numpy, tilery; {call}; print([m for m in {FOREIGN} if m in sys.modules])")
     assert found.strip() == "[]"
-
-
-@pytest.mark.parametrize("use", ["pass", "tilery.gemm"])
-def test_import_takes_little_beyond_numpy(use: str) -> None:
-    code = f"import time, numpy; t = time.perf_counter(); import tilery; {use}; print(time.perf_counter() - t)"
-    # The least of five runs: other processes share the machine.
-    assert min(float(python(code)) for _ in range(5)) * 1e3 < IMPORT_LIMIT_MS
 
 
 def test_stats_stays_a_function_whatever_is_imported() -> None:
