@@ -10,7 +10,7 @@ import numpy as np
 from .dtypes import LONG_NAMES, SHORT_NAMES, library_of
 from .errors import InvalidInput
 from .geometry import contiguous_strides
-from .problem import ITEM_BYTES
+from .problem import ITEM_BYTES, OUT_DTYPES
 
 
 class ArrayView(NamedTuple):
@@ -30,9 +30,9 @@ class ArrayView(NamedTuple):
 
 def _short(name: str, role: str) -> str:
     if name not in SHORT_NAMES:
-        raise InvalidInput(
-            f"{role} has dtype {name}, which no kernel reads: cast {role} to one of {', '.join(SHORT_NAMES)}"
-        )
+        result = role in ("c", "bias", "out", "result")
+        fit = [long for long, short in SHORT_NAMES.items() if result or short in OUT_DTYPES]
+        raise InvalidInput(f"{role} has dtype {name}, which no kernel reads: cast {role} to one of {', '.join(fit)}")
     return SHORT_NAMES[name]
 
 
