@@ -100,21 +100,20 @@ def ours(place: Path, repeats: int) -> tuple[list[Row], float]:
     return rows, first
 
 
-def peers(place: Path, first_ms: float) -> list[Row]:
-    """The peers' first call, and how many of tilery's it takes."""
-    found = {
-        "Triton, empty cache": probe("triton", place / "triton"),
-        "Triton, warm cache": probe("triton", place / "triton"),
-        "Inductor, empty cache": probe("inductor", place / "inductor"),
-        "Inductor max-autotune, empty cache": probe("autotune", place / "autotune"),
-    }
-    rows = []
-    for name, one in found.items():
-        rows += [
-            Row(f"{name}: whole first call", one["ms"] / 1e3, "s"),
-            Row(f"{name} / tilery, empty store", one["ms"] / first_ms, "x"),
-        ]
-    return rows
+PEERS = {
+    "Triton, empty cache": ("triton", "triton"),
+    "Triton, warm cache": ("triton", "triton"),
+    "Inductor, empty cache": ("inductor", "inductor"),
+    "Inductor max-autotune, empty cache": ("autotune", "autotune"),
+}
+"""Name of each peer's first call, its probe and the folder of its cache."""
+
+
+def peer(name: str, place: Path, first_ms: float) -> list[Row]:
+    """A peer's first call, and how many of tilery's it takes."""
+    kind, folder = PEERS[name]
+    ms = probe(kind, place / folder)["ms"]
+    return [Row(f"{name}: whole first call", ms / 1e3, "s"), Row(f"{name} / tilery, empty store", ms / first_ms, "x")]
 
 
 def write(path: Path, rows: list[Row]) -> None:
@@ -132,13 +131,21 @@ def main() -> int:
     parser.add_argument("--peers", action="store_true", help="also measure Triton and Inductor")
     parser.add_argument("--out", type=Path, help="the CSV to write")
     args = parser.parse_args()
+    rows: list[Row] = []
+
+    def keep(found: list[Row]) -> None:
+        """Shown and written at once, so that what was measured is there if a peer does not end."""
+        rows.extend(found)
+        for row in found:
+            print(row, flush=True)
+        if args.out:
+            write(args.out, rows)
+
     with tempfile.TemporaryDirectory(prefix="tilery-bench-") as folder:
-        rows, first_ms = ours(Path(folder), args.repeats)
-        rows += peers(Path(folder), first_ms) if args.peers else []
-    for row in rows:
-        print(row)
-    if args.out:
-        write(args.out, rows)
+        found, first_ms = ours(Path(folder), args.repeats)
+        keep(found)
+        for name in PEERS if args.peers else ():
+            keep(peer(name, Path(folder), first_ms))
     return 1 if any(row.ok == "NO" for row in rows) else 0
 
 

@@ -24,7 +24,19 @@ template <int N>
 __device__ __forceinline__ void activate(float (&x)[N], int activation) {
     if (activation == NO_ACTIVATION) return;
 #pragma unroll
-    for (int e = 0; e < N; e++) x[e] = activation == RELU ? relu(x[e]) : activation == GELU ? gelu(x[e]) : silu(x[e]);
+    for (int e = 0; e < N; e++) x[e] = activation == RELU ? relu(x[e]) : x[e];
+    if (activation == RELU) return;
+    constexpr int H = N > 2 ? 2 : N;
+#pragma unroll 1
+    for (int t = 0; t < N / H; t++) {
+        float y[H];
+#pragma unroll
+        for (int e = 0; e < H; e++) y[e] = activation == GELU ? gelu(x[e]) : silu(x[e]);
+#pragma unroll
+        for (int e = 0; e < N - H; e++) x[e] = x[e + H];
+#pragma unroll
+        for (int e = 0; e < H; e++) x[N - H + e] = y[e];
+    }
 }
 
 // Where row i, columns j to j + N - 1 of this batch entry begin. Offsets are 64-bit: D may hold more than 2^31 elements.
@@ -76,9 +88,12 @@ __device__ __forceinline__ void finish(const RowChunk& at, const float (&acc)[N]
     if constexpr (N == 8) {
         if (vector && count == 8) return store_vector(p.d, at.d, p.out_dtype, x);
     }
+#pragma unroll 1
+    for (int e = 0; e < count; e++) {
+        store_from_float(p.d, at.d + e * p.d_col, p.out_dtype, x[0]);
 #pragma unroll
-    for (int e = 0; e < N; e++)
-        if (e < count) store_from_float(p.d, at.d + e * p.d_col, p.out_dtype, x[e]);
+        for (int i = 0; i + 1 < N; i++) x[i] = x[i + 1];
+    }
 }
 
 // Integer accumulators: exact int32 arithmetic (it wraps) for s32 output, else the f32 epilogue on the converted sum.

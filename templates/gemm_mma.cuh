@@ -169,7 +169,7 @@ struct MmaKernel {
         };
         auto after = [&](char* stage) { return stage == shared + (C::STAGES - 1) * STAGE ? shared : stage + STAGE; };
 
-#pragma unroll
+#pragma unroll 1
         for (int tile = 0; tile < C::STAGES - 1; tile++) {
             fetch_both(shared + tile * STAGE);  // beyond k every chunk is outside and becomes zeros
             put_both(shared + tile * STAGE);
@@ -206,11 +206,11 @@ struct MmaKernel {
     }
 
     // 32 rows of each warp row at a time (16 where a warp has no more).
-    static __device__ __forceinline__ void store(const GemmParams& p, const Acc (&acc)[C::FRAGMENTS_M][C::FRAGMENTS_N][4], Acc* staged, int batch, int m0, int n0) {
+    static __device__ __forceinline__ void store(const GemmParams& p, Acc (&acc)[C::FRAGMENTS_M][C::FRAGMENTS_N][4], Acc* staged, int batch, int m0, int n0) {
         constexpr int GROUP = C::WARP_M < 32 ? 16 : 32, PITCH = C::TILE_N + 8;
         int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
         Acc* corner = staged + warp % C::WARPS_M * GROUP * PITCH + warp / C::WARPS_M * C::WARP_N;
-#pragma unroll
+#pragma unroll 1
         for (int pass = 0; pass < C::WARP_M / GROUP; pass++) {
 #pragma unroll
             for (int i = 0; i < GROUP / 16; i++)
@@ -218,7 +218,7 @@ struct MmaKernel {
                 for (int j = 0; j < C::FRAGMENTS_N; j++)
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        const Acc* x = acc[pass * (GROUP / 16) + i][j] + 2 * half;
+                        const Acc* x = acc[i][j] + 2 * half;
                         Acc* row = corner + place<TileA::GATHERED>(2 * i + half, group) * PITCH;
                         if constexpr (TileB::GATHERED) {
                             store_shared(row + place<true>(j, 2 * quad), x[0]);
@@ -229,6 +229,12 @@ struct MmaKernel {
                     }
             __syncthreads();
             store_staged<C::WARPS_M * GROUP, C::TILE_N, C::THREADS, GROUP, C::WARP_M>(p, staged, batch, m0, n0, pass * GROUP);
+#pragma unroll
+            for (int i = 0; i + GROUP / 16 < C::FRAGMENTS_M; i++)
+#pragma unroll
+                for (int j = 0; j < C::FRAGMENTS_N; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) acc[i][j][e] = acc[i + GROUP / 16][j][e];
             __syncthreads();
         }
     }

@@ -15,6 +15,8 @@ from .errors import InvalidInput, UnknownName
 
 JIT_MODES = ("auto", "background", "off", "require")
 STORE_WORDS = ("user", "off")
+NUMERICS = ("fast", "deterministic", "batch_invariant")
+TUNE_MODES = ("off", "on_repeat", "read_only")
 
 VARIABLES = {
     "TILERY_JIT": "auto: compile what no image covers; background: the same, while something else serves; off: never "
@@ -22,6 +24,12 @@ VARIABLES = {
     "TILERY_FORCE_VARIANT": "name of the only variant that may serve; a name that is unknown or does not fit raises",
     "TILERY_STORE": "absolute folder of compiled kernels; user: the user's cache folder; off: keep nothing on disk. "
     "Read-only stores to look in before it may follow, separated by colons",
+    "TILERY_NUMERICS": "fast: any variant; deterministic: equal calls give equal bits; batch_invariant: a row's bits "
+    "do not depend on how many rows there are",
+    "TILERY_TUNE": "off: never measure, use what was measured before; on_repeat: measure in the background what is "
+    "called often; read_only: use what the pack and the read-only stores have, so that all ranks choose alike",
+    "TILERY_TRACE": "absolute path of a file to which each new Problem and its Decision are written, as JSON lines",
+    "TILERY_NVTX": "1: a range with the variant's name around each launch, for profilers",
 }
 """Every variable that the runtime reads, with its meaning, as ``tilery doctor`` lists them."""
 
@@ -30,6 +38,9 @@ LEAST = {
     "compile_deadline_s": 0,
     "compile_workers": 1,
     "specialise_after": 0,
+    "tune_after": 1,
+    "tune_budget_ms": 1,
+    "trace_max_mib": 1,
     "store_max_mib": 1,
     "store_max_entries": 1,
 }
@@ -52,6 +63,13 @@ class Policy:
         compile_workers: compilations at a time, in the background and in `tilery.prepare`.
         specialise_after: compile a kernel with sizes and strides as constants, in the background, for what was called
             so many times alike; 0 for never. Only where ``jit`` is ``auto`` or ``background``.
+        numerics: what the variants must promise: ``fast`` nothing beyond the error bound, ``deterministic`` equal bits
+            from equal calls, ``batch_invariant`` that the bits of a row do not depend on the number of rows.
+        tune: ``off`` never measures, and uses what was measured before. ``on_repeat`` measures the variants for a
+            Problem that was called ``tune_after`` times, in the background, for at most ``tune_budget_ms`` of GPU time.
+            ``read_only`` uses what the pack and the seeds have and nothing else, so that all ranks choose alike.
+        trace: file to which each new Problem and its Decision are written, or None; at most ``trace_max_mib``.
+        nvtx: whether each launch is in an NVTX range with the variant's name.
 
     Raises:
         UnknownName: a value that has no meaning; the message has the nearest one.
@@ -70,12 +88,23 @@ class Policy:
     compile_deadline_s: float = 60.0
     compile_workers: int = 2
     specialise_after: int = 0
+    numerics: str = "fast"
+    tune: str = "off"
+    tune_after: int = 32
+    tune_budget_ms: int = 200
+    trace: Path | None = None
+    trace_max_mib: int = 64
+    nvtx: bool = False
     # A Policy is part of the key of every call's Plan.
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         if self.jit not in JIT_MODES:
             raise UnknownName("jit policy", self.jit, JIT_MODES)
+        if self.numerics not in NUMERICS:
+            raise UnknownName("numerics contract", self.numerics, NUMERICS)
+        if self.tune not in TUNE_MODES:
+            raise UnknownName("tune policy", self.tune, TUNE_MODES)
         if isinstance(self.store, str) and self.store != "user":
             raise UnknownName("store", self.store, STORE_WORDS, "A folder is given as a Path.")
         for name, least in LEAST.items():
@@ -92,16 +121,18 @@ class Policy:
         """The policy that the variables of ``environ`` (default: the process's) ask for."""
         env = os.environ if environ is None else environ
         _reject_misspelt(env)
-        jit = env.get("TILERY_JIT") or "auto"
-        if jit not in JIT_MODES:
-            raise UnknownName("value of TILERY_JIT", jit, JIT_MODES)
         first, *seeds = (env.get("TILERY_STORE") or "user").split(os.pathsep)
-        store = first if first in STORE_WORDS else _folder(first)
+        store = first if first in STORE_WORDS else _folder("TILERY_STORE", first)
+        trace = env.get("TILERY_TRACE")
         return cls(
-            jit,
-            env.get("TILERY_FORCE_VARIANT") or None,
-            None if store == "off" else store,
-            tuple(_folder(seed) for seed in seeds),
+            jit=_one_of(env, "TILERY_JIT", JIT_MODES),
+            force_variant=env.get("TILERY_FORCE_VARIANT") or None,
+            store=None if store == "off" else store,
+            seeds=tuple(_folder("TILERY_STORE", seed) for seed in seeds),
+            numerics=_one_of(env, "TILERY_NUMERICS", NUMERICS),
+            tune=_one_of(env, "TILERY_TUNE", TUNE_MODES),
+            trace=_folder("TILERY_TRACE", trace) if trace else None,
+            nvtx=_one_of(env, "TILERY_NVTX", ("0", "1")) == "1",
         )
 
 
@@ -110,10 +141,19 @@ def names() -> tuple[str, ...]:
     return tuple(field.name for field in fields(Policy) if field.init)
 
 
-def _folder(value: str) -> Path:
+def _one_of(env: Mapping[str, str], variable: str, values: tuple[str, ...]) -> str:
+    """The value of a variable; the first of ``values`` where it is not set."""
+    value = env.get(variable) or values[0]
+    if value not in values:
+        raise UnknownName(f"value of {variable}", value, values)
+    return value
+
+
+def _folder(variable: str, value: str) -> Path:
     path = Path(value).expanduser()
     if not path.is_absolute():
-        raise UnknownName("value of TILERY_STORE", value, STORE_WORDS, "A folder is given as an absolute path.")
+        words = STORE_WORDS if variable == "TILERY_STORE" else ()
+        raise UnknownName(f"value of {variable}", value, words, "It is given as an absolute path.")
     return path
 
 

@@ -105,6 +105,7 @@ def test_numbers_have_a_least_value(name: str, least: int) -> None:
 def test_equal_policies_share_plans_and_different_ones_do_not() -> None:
     assert hash(Policy(seeds=(Path("/a"),))) == hash(Policy(seeds=("/a",)))  # type: ignore[arg-type]
     changes: list[dict[str, Any]] = [{"jit": "off"}, {"force_variant": "x"}, {"store": None}, {"seeds": (Path("/a"),)}]
+    changes += [{"numerics": "deterministic"}, {"tune": "read_only"}, {"trace": Path("/t")}, {"nvtx": True}]
     changes += [{name: least + 7} for name, least in policy.LEAST.items()]
     assert set().union(*changes) == set(policy.names())
     made = {Policy(), *(Policy(**change) for change in changes)}

@@ -14,9 +14,9 @@ from tests.jit.test_prepare import compiler as compiler
 from tilery import plan, policy, warmup
 from tilery.asked import request
 from tilery.cli import app
-from tilery.cli.warm import read
 from tilery.pack import builtin
 from tilery.policy import Policy
+from tilery.requests import read
 
 CSV = """\
 # where these come from

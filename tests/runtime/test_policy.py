@@ -17,9 +17,22 @@ def test_an_empty_environment_gives_the_defaults() -> None:
 
 def test_every_variable_is_read() -> None:
     env = {"TILERY_JIT": "require", "TILERY_FORCE_VARIANT": "x", "TILERY_STORE": "/tmp/a folder:/seed:~/b"}
+    env |= {
+        "TILERY_NUMERICS": "deterministic",
+        "TILERY_TUNE": "on_repeat",
+        "TILERY_TRACE": "/t.jsonl",
+        "TILERY_NVTX": "1",
+    }
     assert set(env) == set(policy.VARIABLES)
     assert Policy.from_env(env) == Policy(
-        "require", "x", Path("/tmp/a folder"), (Path("/seed"), Path("~/b").expanduser())
+        "require",
+        "x",
+        Path("/tmp/a folder"),
+        (Path("/seed"), Path("~/b").expanduser()),
+        numerics="deterministic",
+        tune="on_repeat",
+        trace=Path("/t.jsonl"),
+        nvtx=True,
     )
 
 
@@ -35,6 +48,10 @@ def test_store_words(value: str, store: object) -> None:
         ({"TILERY_JIT": "requires"}, "did you mean 'require'"),
         ({"TILERY_STORE": "of"}, "did you mean 'off'"),
         ({"TILERY_STORE": "relative/folder"}, "absolute path"),
+        ({"TILERY_TRACE": "relative/file"}, "absolute path"),
+        ({"TILERY_NUMERICS": "determinstic"}, "did you mean 'deterministic'"),
+        ({"TILERY_TUNE": "readonly"}, "did you mean 'read_only'"),
+        ({"TILERY_NVTX": "yes"}, "Known: 0, 1"),
         ({"TILERY_FORCE_VARIENT": "x"}, "TILERY_FORCE_VARIANT"),
     ],
 )
@@ -47,7 +64,7 @@ def test_other_variables_are_left_alone() -> None:
     assert Policy.from_env({"TILERY_NVCC": "/x", "TILERY_ARCHS": "all", "JIT": "x"}) == Policy()
 
 
-@pytest.mark.parametrize("changes", [{"jit": "of"}, {"store": "of"}])
+@pytest.mark.parametrize("changes", [{"jit": "of"}, {"store": "of"}, {"numerics": "fas"}, {"tune": "on"}])
 def test_a_policy_checks_itself(changes: dict[str, str]) -> None:
     with pytest.raises(UnknownName):
         Policy(**changes)  # type: ignore[arg-type]

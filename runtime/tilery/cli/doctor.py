@@ -27,8 +27,6 @@ REBUILD = "Install tilery from source on this machine, which compiles for its GP
 REQUIRED = ("numpy", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
 OPTIONAL = ("torch", "cupy-cuda13x", "jax", "ml-dtypes")
 PROBE = 'extern "C" __global__ void probe(int* p) { *p = 1; }'
-# The attribute of Policy that each variable of `policy.VARIABLES` sets.
-FIELDS = {"TILERY_JIT": "jit", "TILERY_FORCE_VARIANT": "force_variant", "TILERY_STORE": "store"}
 
 
 class Finding(NamedTuple):
@@ -245,10 +243,10 @@ def check_variables(at: Machine) -> Report:
 
 
 def _value(settings: policy.Policy, name: str) -> str | None:
-    value = getattr(settings, FIELDS[name])
+    value = getattr(settings, name.removeprefix("TILERY_").lower())
     if name == "TILERY_STORE":
         return os.pathsep.join(map(str, (value or "off", *settings.seeds)))
-    return value and str(value)
+    return str(int(value)) if isinstance(value, bool) else value and str(value)
 
 
 def check_packages(at: Machine) -> Report:
