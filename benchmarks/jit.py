@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,9 @@ def probe(name: str, folder: Path) -> dict[str, Any]:
     """What one fresh process found."""
     began = time.perf_counter()
     command = [sys.executable, str(PROBES), name, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    # NVRTC keeps what it compiles in the driver's cache, and a cold figure must be cold.
+    env = os.environ | {"CUDA_CACHE_DISABLE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     print(f"{name:<10} {time.perf_counter() - began:6.1f} s", flush=True)

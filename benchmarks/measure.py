@@ -29,9 +29,6 @@ LONG_ROUND_US, FEW_ROUNDS = 1e5, 3
 # A problem is left out where one call takes longer, and where its arrays take more of the free memory.
 TOO_SLOW_US = 3e5
 MEMORY_SHARE = 0.7
-# A candidate this much slower than the best is not measured further. Below the second number the time of a call that is
-# launched from Python is mostly Python's.
-HOPELESS, CLEAR_US = 3.0, 500.0
 # Clocks for which the GPU waits at first, so that it never waits for the next graph: 2 ms.
 HEAD_START = 4_000_000
 SAMPLED = 64
@@ -62,8 +59,10 @@ class Shape:
 
 
 def read_shapes(path: Path) -> list[Shape]:
+    """The single products of a file; batches are left out."""
     with path.open(encoding="utf-8") as lines:
-        return [Shape(int(r["m"]), int(r["n"]), int(r["k"]), r["layout"]) for r in csv.DictReader(lines)]
+        single = (row for row in csv.DictReader(lines) if row.get("batch", "1") == "1")
+        return [Shape(int(r["m"]), int(r["n"]), int(r["k"]), r["layout"]) for r in single]
 
 
 @dataclass(frozen=True)
@@ -219,26 +218,14 @@ def _replay(graphs: Mapping[str, Any], rounds: int, launches: int) -> dict[str, 
     }
 
 
-def _hopeful(times: Mapping[str, float], keep: Sequence[str], least_us: float = 0.0) -> list[str]:
-    limit = max(HOPELESS * min(times.values()), least_us)
-    return [name for name, us in times.items() if name in keep or us <= limit]
-
-
-def compare(calls: Mapping[str, Call], sets: Sequence[Set], keep: Sequence[str], rounds: int) -> dict[str, Times]:
-    """Times of calls that are right, in one interleaved run; those of ``keep`` are measured however slow they are.
-
-    A call that is dropped after the first replays has the time of these; one that is slower still has none.
-    """
+def compare(calls: Mapping[str, Call], sets: Sequence[Set], rounds: int) -> dict[str, Times]:
+    """Times of calls that are right, in one interleaved run."""
     first = {name: estimate(call, sets) for name, call in calls.items()}
-    slowest = max(first[name] for name in keep)
-    if slowest > TOO_SLOW_US:
-        raise Skip(f"one call takes {slowest / 1e6:.2f} s")
+    if max(first.values()) > TOO_SLOW_US:
+        raise Skip(f"one call takes {max(first.values()) / 1e6:.2f} s")
     launches = launches_of(min(first.values()), len(sets))
-    graphs = {name: capture(calls[name], sets, launches) for name in _hopeful(first, keep, CLEAR_US)}
+    graphs = {name: capture(call, sets, launches) for name, call in calls.items()}
     _replay(graphs, 1, launches)  # the first replay also uploads a graph
-    once = {name: us[0] for name, us in _replay(graphs, 1, launches).items()}
-    found = {name: Times((us,)) for name, us in once.items()}
-    graphs = {name: graphs[name] for name in _hopeful(once, keep)}
-    if sum(once[name] for name in graphs) * launches > LONG_ROUND_US:
+    if sum(first.values()) * launches > LONG_ROUND_US:
         rounds = FEW_ROUNDS
-    return found | {name: Times(tuple(us)) for name, us in _replay(graphs, rounds, launches).items()}
+    return {name: Times(tuple(us)) for name, us in _replay(graphs, rounds, launches).items()}

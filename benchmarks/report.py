@@ -1,9 +1,8 @@
-"""What a benchmark leaves behind: a CSV with the circumstances in comments, TuningRecords, and a summary to read."""
+"""What a benchmark leaves behind: a CSV with the circumstances in comments, and a summary to read."""
 
 from __future__ import annotations
 
 import csv
-import json
 import math
 import platform
 import shlex
@@ -13,13 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
 import tilery
 from tilery.device import DeviceInfo
-from tilery.generator.records import SCHEMA, Key
 
 SHOWN = 5
 
@@ -96,33 +94,6 @@ class Table:
             self.file.flush()
 
 
-class Records:
-    """A file of TuningRecords, as `tilery.generator.records` reads it; lines are added to one that exists."""
-
-    def __init__(self, path: Path, gpu: DeviceInfo) -> None:
-        self.path = path
-        self.gpu = gpu
-        if path.exists():
-            self._check_header()
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._write({"schema": SCHEMA, "gpu": gpu.name, "driver": driver(), "command": command()})
-
-    def _check_header(self) -> None:
-        with self.path.open(encoding="utf-8") as file:
-            header = json.loads(file.readline())
-        if (header.get("schema"), header.get("gpu")) != (SCHEMA, self.gpu.name):
-            raise SystemExit(f"{self.path} is of {header.get('gpu')}, this GPU is {self.gpu.name}: name another file")
-
-    def add(self, key: Key, us: dict[str, float]) -> None:
-        ordered = sorted(us.items(), key=lambda item: (item[1], item[0]))
-        self._write(key._asdict() | {"us": {name: float(f"{time:.4g}") for name, time in ordered}})
-
-    def _write(self, data: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(data) + "\n")
-
-
 def geomean(values: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
@@ -145,13 +116,3 @@ def summary(rows: Sequence[Row]) -> list[str]:
     if compared:
         lines += _listed("worst", compared[:SHOWN]) + _listed("best", compared[: -SHOWN - 1 : -1])
     return lines
-
-
-def choice(losses: Sequence[tuple[float, str]]) -> list[str]:
-    """How much slower the chosen variants are than the best measured ones; (chosen / best, what) of each problem."""
-    if not losses:
-        return []
-    mean = geomean([loss for loss, _ in losses])
-    worst = sorted(losses, reverse=True)[:SHOWN]
-    head = f"choice: chosen / best variant {mean:.3f} geometric mean of {len(losses)} shapes; worst"
-    return [head, *(f"    {loss:6.3f}  {what}" for loss, what in worst)]

@@ -1,21 +1,27 @@
-"""``python -m generator``: check, list, why, render and table. Needs neither GPU nor driver."""
+"""``python -m generator``: check, list, why, render, table, fit and select. Needs neither GPU nor driver."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from . import archs as arch_names
+from . import fit as fits
+from . import ranking, records
+from . import select as selecting
 from . import table as tables
 from .errors import GeneratorError, UnknownName
 from .expand import expand, find, points, reject
 from .load import ROOT, TEMPLATES, TIERS, VARIANTS_TOML, Spec, load
-from .render import headers, render, write
+from .records import Gpu, Key
+from .render import content_hash, headers, render, write
 from .variant import Variant
 
 
@@ -125,12 +131,60 @@ def table(at: Context) -> int:
     built = tables.build(at.spec, archs, args.tier, args.version, args.images, args.tuning, args.templates, args.cuda)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_bytes(built.text.encode())
-    data = {"images": built.images, "records": built.records, "rows": built.rows, "dropped": built.dropped}
-    lines = [f"{args.out}: {built.images} images, {built.records} records, {built.rows} table rows"]
-    if built.dropped:
-        lines.append(f"dropped {built.dropped} measured times of variants that this build's archs and tier do not have")
+    data = {"images": built.images, "records": built.records, "rows": built.rows, "fitted": built.fitted}
+    text = (
+        f"{built.images} images, {built.records} records, {built.rows} rows of buckets, {built.fitted} fitted variants"
+    )
+    lines = [f"{args.out}: {text}"]
+    lines += [f"dropped {count} measured times {reason}" for reason, count in sorted(built.dropped.items())]
+    at.print(data | {"dropped": dict(built.dropped)}, lines)
+    return 0
+
+
+def fit(at: Context) -> int:
+    """Fit the cost model to the tuning records, and write <device>.cost.json beside them."""
+    known, times, dropped = _measured(at)
+    costs = {name: family.cost for name, family in at.spec.families.items()}
+    data: dict[str, Any] = {"dropped": dict(dropped)}
+    lines = [f"left out {count} measured times {reason}" for reason, count in sorted(dropped.items())]
+    for gpu, problems in times.items():
+        device = tables.device_of(at.spec, gpu)
+        chosen = fits.held_out(problems, known, costs, device)
+        regret = ranking.regret([problems[key][name] / min(problems[key].values()) for key, name in chosen.items()])
+        found = fits.Fits(fits.fit(problems, known, costs, device), regret)
+        path = at.args.tuning / f"{re.sub('[^a-z0-9]+', '_', gpu.name.lower())}.cost.json"
+        path.write_text(fits.dump(gpu, found), encoding="utf-8")
+        data[str(gpu)] = {"file": str(path), "variants": len(found.variants), "regret": regret._asdict()}
+        lines.append(f"{path}: {len(found.variants)} variants; regret with an (n, k) held out: {regret}")
     at.print(data, lines)
     return 0
+
+
+def select(at: Context) -> int:
+    """Find the fewest variants that keep the regret of the measured problems under a bound; prints what drops cost."""
+    known, times, _ = _measured(at)
+    args = at.args
+    fallback = {variant.name for variant in known.values() if variant.family == at.spec.ops[variant.op].fallback}
+    variants = {variant.name: variant for arch in at.archs for variant in expand(at.spec, arch, args.tier).variants}
+    sizes = selecting.sizes(variants.values(), args.images)
+    problems = [us for by_key in times.values() for us in by_key.values()]
+    found = selecting.select(variants, problems, sizes, args.regret, args.max_mib * 2**20, fallback)
+    lines = [f"drop {one.name}: {one.bytes / 1024:.0f} KiB less, then {one.regret}" for one in found.drops]
+    lines += [f"keep {name}{' (not measured)' if name in found.unmeasured else ''}" for name in found.kept]
+    size = f"{found.bytes / 2**20:.1f} MiB" if any(sizes.values()) else "sizes are not known: give --images"
+    lines += [f"{len(found.kept)} kept, {len(found.drops)} dropped; {found.regret}; {size}"]
+    data = asdict(found) | {"regret": found.regret and found.regret._asdict()}
+    data["drops"] = [asdict(one) | {"regret": one.regret._asdict()} for one in found.drops]
+    at.print(data, lines)
+    return 0
+
+
+def _measured(at: Context) -> tuple[dict[str, Variant], dict[Gpu, dict[Key, dict[str, float]]], Mapping[str, int]]:
+    """All declared variants, the times that records have of them as they are now, and what was left out."""
+    known = {point.variant.name: point.variant for point in points(at.spec)}
+    hashes = {name: content_hash(variant, at.args.templates) for name, variant in known.items()}
+    merged = ranking.merge(records.read(at.args.tuning), lambda gpu: known.keys(), hashes)
+    return known, merged.times, merged.dropped
 
 
 def _described(variant: Variant) -> dict[str, Any]:
@@ -164,7 +218,14 @@ def _parser() -> argparse.ArgumentParser:
     tabling.add_argument("--images", type=Path, help="the folder of <arch>/<image>.fatbin and host/kernels.so")
     tuning = ROOT / "tuning"
     default = tuning if tuning.is_dir() else None
-    tabling.add_argument("--tuning", type=Path, default=default, help="the folder of <device>.jsonl; default tuning/")
+    fitting, selecting = add("fit", fit), add("select", select, TIERS[0])
+    for command in (tabling, fitting, selecting):
+        command.add_argument(
+            "--tuning", type=Path, default=default, help="the folder of <device>.jsonl; default tuning/"
+        )
+    selecting.add_argument("--images", type=Path, help="the folder of <arch>/<image>.fatbin, for the sizes")
+    selecting.add_argument("--regret", type=float, default=1.02, help="bound on the geometric mean; default 1.02")
+    selecting.add_argument("--max-mib", type=float, default=math.inf, help="bound on the size; wins over --regret")
     tabling.add_argument("--version", default=None, help="version of the library; default: that of pyproject.toml")
     tabling.add_argument("--cuda", default="", help="version of the CUDA that compiled the images, as 13.0")
     tabling.add_argument("--out", type=Path, required=True, help="the _table.py to write")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import UnknownName, nearest
@@ -26,6 +27,7 @@ class Target(NamedTuple):
     suffix: str
 
 
+@lru_cache(maxsize=64)
 def parse(arch: str) -> Target:
     """Split an arch name; ValueError for one of another form. ``host`` is a kind of its own.
 

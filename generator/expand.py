@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import ExpressionError, SpecError, UnknownName, nearest
@@ -132,13 +132,22 @@ def _variant(
     align: int,
     config: tuple[tuple[str, Value], ...],
 ) -> Variant:
-    bare = Variant(family.name, family.op, dtype, layout, align, config, row.tier, features=family.features)
+    bare = Variant(
+        family.name,
+        family.op,
+        dtype,
+        layout,
+        align,
+        config,
+        row.tier,
+        features=family.features,
+        accumulator=family.accumulator[dtype],
+        reduction=family.reduction[dtype],
+    )
     names = _names(bare, family)
     threads = _whole(spec, family, "threads", family.threads, names, 1)
     shared = _whole(spec, family, "shared_bytes", family.shared_bytes, names | {"threads": threads}, 0)
-    return Variant(
-        family.name, family.op, dtype, layout, align, config, row.tier, threads, shared, features=family.features
-    )
+    return replace(bare, threads=threads, shared_bytes=shared)
 
 
 def _names(variant: Variant, family: Family) -> dict[str, Any]:

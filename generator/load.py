@@ -13,7 +13,7 @@ from . import archs
 from .errors import ExpressionError, nearest
 from .expression import Expression
 from .fields import At, Kind, fields, integer, list_of, number, one_of, show, table_of, text, word
-from .variant import Value
+from .variant import UNORDERED, Value
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS_TOML = ROOT / "variants.toml"
@@ -24,7 +24,15 @@ TIERS = ("core", "wide", "exhaustive")
 STATUSES = ("tuned", "functional", "compiled")
 # bytes of an element of A and B in memory
 DTYPES = {"f32": 4, "tf32": 4, "f16": 2, "bf16": 2, "s8": 1}
+# dtypes in which k is summed, with the one whose sums are the same in every order
+ACCUMULATORS = ("f32", "s32")
+EXACT_ACCUMULATOR, EXACT = "s32", "exact"
+_CLOCKS = ("step_clocks", "line_clocks", "tile_clocks", "scalar_clocks")
+_COST_NUMBERS = ("efficiency", *_CLOCKS, "memory", "l2_bytes", "start_us")
 _PROBLEM_NAMES = ("size", "align", "dtype", "layout")
+
+ByDtype = Mapping[str, Mapping[str, Any]]
+"""What a family declares, by key and then by dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +49,12 @@ class Arch:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator, its layouts, and the family that serves every problem of it."""
+    """An operator, its layouts, the family that serves every problem of it, and reductions with meaning, best first."""
 
     name: str
     layouts: tuple[str, ...]
     fallback: str
+    reductions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One template with its rows, requirements and cost coefficients."""
+    """One template with its rows, requirements, cost coefficients, and how it sums k, by dtype."""
 
     name: str
     op: str
@@ -79,6 +88,8 @@ class Family:
     threads: Expression
     shared_bytes: Expression
     requires: tuple[Rule, ...]
+    accumulator: Mapping[str, str]
+    reduction: Mapping[str, str]
     cost: Mapping[str, Any]
     rows: tuple[Row, ...]
 
@@ -240,7 +251,15 @@ def _check_lineage(at: At, path: tuple[str, ...], all_archs: Mapping[str, Arch])
 
 def _op(at: At, name: str, data: Any, families: Iterable[str]) -> Op:
     word(at, name)
-    return Op(name=name, **fields(at, data, layouts=list_of(word, 1), fallback=one_of("family", families)))
+
+    def reductions(at: At, value: Any) -> dict[str, str]:
+        named: dict[str, str] = table_of("reduction", text)(at, value)
+        if UNORDERED in named:
+            raise at.inside(f".{UNORDERED}").error("is known without: a family may say it, and nothing prefers it")
+        return named
+
+    kinds = {"layouts": list_of(word, 1), "fallback": one_of("family", families), "reductions": reductions}
+    return Op(name=name, **fields(at, data, **kinds))
 
 
 def _check_op(at: At, op: Op, families: Mapping[str, Family]) -> None:
@@ -257,7 +276,17 @@ def _family(at: At, name: str, data: Any, ops: Mapping[str, Op], feature: Kind) 
     def cost(at: At, value: Any) -> dict[str, Any]:
         rate = table_of("dtype", number, DTYPES)
         host = {"host_rate": rate} if isinstance(value, dict) and "host_rate" in value else {}
-        return fields(at, value, rate=rate, efficiency=number, step_clocks=number, start_us=number, **host)
+        numbers = (
+            "efficiency",
+            "step_clocks",
+            "line_clocks",
+            "tile_clocks",
+            "scalar_clocks",
+            "memory",
+            "l2_bytes",
+            "start_us",
+        )
+        return fields(at, value, rate=rate, **dict.fromkeys(numbers, number), **host)
 
     def rows(at: At, value: Any) -> list[Any]:
         if not isinstance(value, list) or not value:
@@ -272,22 +301,35 @@ def _family(at: At, name: str, data: Any, ops: Mapping[str, Op], feature: Kind) 
         threads=_expression,
         shared_bytes=_expression,
         requires=list_of(_rule),
+        accumulator=table_of("dtype", one_of("accumulator", ACCUMULATORS), DTYPES),
+        reduction=table_of("dtype", text, DTYPES),
         cost=cost,
         rows=rows,
     )
-    layouts = (*ops[values["op"]].layouts, "any")
-    values["rows"] = _rows(at, values["rows"], layouts, values["cost"]["rate"])
+    op = ops[values["op"]]
+    _check_sums(at.at("reduction"), values["accumulator"], values["reduction"], op)
+    declared = {"cost.rate": values["cost"]["rate"], **{key: values[key] for key in ("accumulator", "reduction")}}
+    values["rows"] = _rows(at, values["rows"], (*op.layouts, "any"), declared)
     family = Family(name=name, **values)
     _check_names(at, family)
     return family
 
 
-def _rows(at: At, rows: list[Any], layouts: tuple[str, ...], rate: Mapping[str, Any]) -> tuple[Row, ...]:
+def _check_sums(at: At, accumulator: Mapping[str, str], reduction: Mapping[str, str], op: Op) -> None:
+    named = one_of("reduction", (*op.reductions, UNORDERED))
+    for dtype, name in reduction.items():
+        named(at.inside(f".{dtype}"), name)
+        if dtype in accumulator and (name == EXACT) != (accumulator[dtype] == EXACT_ACCUMULATOR):
+            advice = f"sums in {EXACT_ACCUMULATOR}, and no others, are '{EXACT}' in every order"
+            raise at.inside(f".{dtype}").error(f"is '{name}' with accumulator '{accumulator[dtype]}'; {advice}")
+
+
+def _rows(at: At, rows: list[Any], layouts: tuple[str, ...], declared: ByDtype) -> tuple[Row, ...]:
     first: list[tuple[str, int]] = []
-    return tuple(_row(at.row(f"{at.where}.rows[{i}]"), row, layouts, rate, first) for i, row in enumerate(rows))
+    return tuple(_row(at.row(f"{at.where}.rows[{i}]"), row, layouts, declared, first) for i, row in enumerate(rows))
 
 
-def _row(at: At, data: Any, layouts: tuple[str, ...], rate: Mapping[str, Any], first: list[tuple[str, int]]) -> Row:
+def _row(at: At, data: Any, layouts: tuple[str, ...], declared: ByDtype, first: list[tuple[str, int]]) -> Row:
     product = isinstance(data, dict) and "axes" in data and "config" not in data
     read: dict[str, Kind] = {"axes": _axes} if product else {"config": list_of(_config, 1)}
     values = fields(
@@ -299,9 +341,9 @@ def _row(at: At, data: Any, layouts: tuple[str, ...], rate: Mapping[str, Any], f
         align=list_of(_align, 1),
         **read,
     )
-    for dtype in values["dtype"]:
-        if dtype not in rate:
-            raise at.at("dtype").error(f"the family's cost.rate has no '{dtype}', only {', '.join(rate)}")
+    for dtype, (name, table) in itertools.product(values["dtype"], declared.items()):
+        if dtype not in table:
+            raise at.at("dtype").error(f"the family's {name} has no '{dtype}', only {', '.join(table) or 'none'}")
     key = "axes" if product else "config"
     configs = [_ordered(at.at(key).inside(f"[{i}]"), config, first) for i, config in enumerate(values.pop(key))]
     return Row(where=at.where, configs=tuple(configs), product=product, **values)

@@ -1,33 +1,89 @@
-"""TuningRecords: ``tuning/<device>.jsonl`` read, checked, and turned into rankings.
+"""TuningRecords: ``tuning/<device>.jsonl`` written, read, checked, and ranked.
 
-The first line is a header; every other line is one problem with the measured microseconds of each variant::
+Each line stands alone: one problem on one GPU, with what was measured of each variant::
 
-    {"schema": 1, "gpu": "NVIDIA H200", "driver": "580.95", "command": "..."}
-    {"op": "gemm", "m": 1, "n": 4096, "k": 4096, "batch": 1, "dtype": "bf16", "layout": "nt", "align": 16,
-     "us": {"gemm_mma_bf16_nt_64x64x64_w2x2_s3_a16": 12.3}}        (in one line)
+    {"schema": 2, "gpu": "NVIDIA H200, 9.0, 132 SMs, 60 MiB L2, 4917 GB/s", "toolchain": "13.0", "driver": "580.95",
+     "clock_mhz": 1980, "op": "gemm", "dtype": "bf16", "layout": "nt", "align": 16, "m": 1, "n": 4096, "k": 4096,
+     "batch": 1, "out_dtype": "bf16", "epilogue": "",
+     "times": {"gemm_mma_bf16_nt_64x64x64_w2x2_s3_a16": [12.3, 0.01, "0123456789ab"]}}        (in one line)
+
+A time is microseconds, spread (interquartile range over median) and the first digits of the variant's content hash: a
+time is of the kernel that was measured, and of no later one of the same name.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .bucket import bucket
 from .errors import TableError, nearest
 
-SCHEMA = 1
-# Names in a row of the table. The first serves; the others stand by for an image that cannot be loaded.
-KEPT = 4
-_KEYS = {"op": str, "dtype": str, "layout": str, "align": int, "m": int, "n": int, "k": int, "batch": int}
+SCHEMA = 2
+HASH_DIGITS = 12
+# Times that differ by less are equal: medians of one kernel differ so much from run to run.
+NOISE = 0.01
+# Two devices are of one silicon where bandwidths differ by less: boards and tools round them differently.
+BANDWIDTH_TOLERANCE = 0.1
+_FORM = re.compile(r"(.+), (\d+)\.(\d+), (\d+) SMs, (\d+) MiB L2, (\d+) GB/s")
+
+
+class Gpu(NamedTuple):
+    """What a measurement depends on of a GPU. The host device is a Gpu too, of capability 0.0.
+
+    Attributes:
+        name: the driver's; for people, see `same_silicon`.
+        cc: compute capability.
+        sms: SMs that are visible: fewer in a MIG slice.
+        l2_mib, bandwidth_gbs: L2 cache in MiB, memory bandwidth in 10**9 bytes per second.
+
+    >>> str(Gpu.parse("NVIDIA H200, 9.0, 132 SMs, 60 MiB L2, 4917 GB/s"))
+    'NVIDIA H200, 9.0, 132 SMs, 60 MiB L2, 4917 GB/s'
+    """
+
+    name: str
+    cc: tuple[int, int]
+    sms: int
+    l2_mib: int
+    bandwidth_gbs: int
+
+    def __str__(self) -> str:
+        cc = f"{self.cc[0]}.{self.cc[1]}"
+        return f"{self.name}, {cc}, {self.sms} SMs, {self.l2_mib} MiB L2, {self.bandwidth_gbs} GB/s"
+
+    @classmethod
+    def parse(cls, text: str) -> Gpu:
+        """The Gpu that ``str()`` gave; ValueError for another text."""
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not like 'NVIDIA H200, 9.0, 132 SMs, 60 MiB L2, 4917 GB/s'")
+        name, *numbers = match.groups()
+        major, minor, sms, l2, bandwidth = map(int, numbers)
+        return cls(name, (major, minor), sms, l2, bandwidth)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the CPU."""
+        return self.cc == (0, 0)
+
+
+def same_silicon(a: Gpu, b: Gpu) -> bool:
+    """Whether what was measured on one holds for the other: equal but for the product name.
+
+    >>> h200 = Gpu("NVIDIA H200", (9, 0), 132, 60, 4917)
+    >>> same_silicon(h200, h200._replace(name="NVIDIA H200 NVL")), same_silicon(h200, h200._replace(sms=60))
+    (True, False)
+    """
+    near = abs(a.bandwidth_gbs - b.bandwidth_gbs) <= BANDWIDTH_TOLERANCE * max(a.bandwidth_gbs, b.bandwidth_gbs)
+    return (a.cc, a.sms, a.l2_mib) == (b.cc, b.sms, b.l2_mib) and near
 
 
 class Key(NamedTuple):
-    """The problem of a record."""
+    """The problem of a record; ``dtype`` is the one computed in, ``epilogue`` is as `epilogue_of` gives it."""
 
     op: str
     dtype: str
@@ -37,154 +93,148 @@ class Key(NamedTuple):
     n: int
     k: int
     batch: int
+    out_dtype: str
+    epilogue: str
 
 
-class Row(NamedTuple):
-    """A row of the table: a bucket of problems on a GPU, and the variants for it, best first."""
+def epilogue_of(accumulate: bool, bias: bool, activation: str) -> str:
+    """What is done to the sums, as a record's key has it; "" for nothing.
 
-    op: str
-    dtype: str
-    layout: str
-    align: int
-    bucket_m: int
-    bucket_n: int
-    bucket_k: int
-    gpu: str
-    names: tuple[str, ...]
+    >>> epilogue_of(True, False, "gelu")
+    'c+gelu'
+    """
+    parts = ["c"] * accumulate + ["bias"] * bias + [activation] * (activation != "none")
+    return "+".join(parts)
+
+
+class Time(NamedTuple):
+    """What was measured of a variant: microseconds, spread, and the first `HASH_DIGITS` of its content hash."""
+
+    us: float
+    spread: float
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Measured microseconds by variant for one problem on one GPU; ``place`` is the file and line."""
+    """Times by variant for one problem on one GPU.
+
+    Attributes:
+        place: file and line, or where else it comes from.
+        gpu: where it was measured.
+        toolchain: version of CUDA that compiled the variants.
+        driver: the driver's version.
+        clock_mhz: clock of the SMs meanwhile, 0 where it is not known.
+        key: the problem.
+        times: by variant.
+    """
 
     place: str
-    gpu: str
+    gpu: Gpu
+    toolchain: str
+    driver: str
+    clock_mhz: int
     key: Key
-    us: Mapping[str, float]
-
-    @property
-    def on_host(self) -> bool:
-        """Whether it was measured on the host device."""
-        return is_host(self.gpu)
+    times: Mapping[str, Time]
 
 
-Exact = dict[str, dict[Key, dict[str, float]]]
+def ranked(times: Mapping[str, float], default: str = "") -> tuple[str, ...]:
+    """Names by time. Inside the noise of the best the default wins, then the name: so two tunes agree.
 
-
-def is_host(gpu: str) -> bool:
-    """Whether a device's name is that of the host device, as `host CPU (8 cores)`.
-
-    >>> is_host("host CPU (8 cores)"), is_host("NVIDIA H200")
-    (True, False)
+    >>> ranked({"b": 10.0, "a": 10.05, "c": 12.0}), ranked({"b": 10.0, "a": 10.5}), ranked({"b": 10.0, "a": 10.05}, "b")
+    (('a', 'b', 'c'), ('b', 'a'), ('b', 'a'))
     """
-    return gpu.startswith("host CPU")
+    least = min(times.values()) * (1 + NOISE)
+    return tuple(sorted(times, key=lambda name: (max(times[name], least), name != default, name)))
+
+
+def line(record: Record) -> str:
+    """A Record as its line, without the line's end; the fastest variants first."""
+    times = sorted(record.times.items(), key=lambda item: (item[1].us, item[0]))
+    data = {
+        "schema": SCHEMA,
+        "gpu": str(record.gpu),
+        "toolchain": record.toolchain,
+        "driver": record.driver,
+        "clock_mhz": record.clock_mhz,
+        **record.key._asdict(),
+        "times": {name: [float(f"{t.us:.4g}"), round(t.spread, 3), t.hash] for name, t in times},
+    }
+    return json.dumps(data)
 
 
 def read(folder: Path) -> list[Record]:
     """Every record of every ``*.jsonl`` in a folder, in the order of names and lines."""
     if not folder.is_dir():
         raise TableError(f"{folder}: no such folder of tuning records")
-    return [record for path in sorted(folder.glob("*.jsonl")) for record in _read_file(path)]
+    return [record for path in sorted(folder.glob("*.jsonl")) for record in read_file(path)]
 
 
-def merge(
-    records: Iterable[Record], available: Collection[str], declared: Collection[str], fallback: Collection[str] = ()
-) -> tuple[Exact, int]:
-    """Times by GPU and problem, of the available variants only; the second value counts the times left out.
-
-    A variant that is measured twice for a problem keeps the later time. A name that is not even declared is an error.
-    A fallback variant counts only where it beat all that was measured beside it: elsewhere, when those are not
-    available, the cost model or the JIT has something better than the one that is left.
-    """
-    exact: Exact = defaultdict(dict)
-    dropped = 0
-    for record in records:
-        best = min(record.us.values())
-        for name, us in record.us.items():
-            if name in available and (name not in fallback or us == best):
-                exact[record.gpu].setdefault(record.key, {})[name] = us
-            elif name in declared:
-                dropped += 1
-            else:
-                raise TableError(
-                    f"{record.place}: us: no tier of variants.toml has '{name}'; {nearest(name, declared)}; "
-                    "measure again, or delete the entry"
-                )
-    return dict(exact), dropped
-
-
-def ranked(us: Mapping[str, float]) -> tuple[str, ...]:
-    """The fastest names by time; equal times by name."""
-    return tuple(sorted(us, key=lambda name: (us[name], name))[:KEPT])
-
-
-def rows(exact: Exact) -> list[Row]:
-    """The table: per GPU and bucket, the variants measured on all its problems by the mean of their slowdowns.
-
-    Where several GPUs have a bucket, a row for GPU ``*`` ranks over all of them.
-    """
-    groups: dict[tuple[Any, ...], dict[str, list[Mapping[str, float]]]] = defaultdict(lambda: defaultdict(list))
-    for gpu, problems in exact.items():
-        for key, us in problems.items():
-            groups[(*key[:4], *map(bucket, (key.m, key.n, key.k)))][gpu].append(us)
-    table = []
-    for pattern, by_gpu in sorted(groups.items()):
-        lists = sorted(by_gpu.items())
-        gpus = [measured for gpu, measured in lists if not is_host(gpu)]
-        if len(gpus) > 1:
-            lists.append(("*", [us for measured in gpus for us in measured]))
-        table += [Row._make((*pattern, gpu, names)) for gpu, measured in lists if (names := _ranked_over(measured))]
-    return table
-
-
-def _ranked_over(measured: list[Mapping[str, float]]) -> tuple[str, ...]:
-    """Names measured on every problem, by the geometric mean of time over the problem's best time."""
-    common = set.intersection(*(set(us) for us in measured))
-    return ranked({name: math.fsum(math.log(us[name] / min(us.values())) for us in measured) for name in common})
-
-
-def _read_file(path: Path) -> list[Record]:
+def read_file(path: Path) -> Iterator[Record]:
+    """The records of a file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"{path}: cannot be read: {error}") from None
-    parsed = [(f"{path}:{i}", _object(f"{path}:{i}", line)) for i, line in enumerate(lines, 1) if line.strip()]
-    if not parsed:
-        raise TableError(f"{path}: is empty; the first line is a header with schema and gpu")
-    place, header = parsed[0]
-    if header.get("schema") != SCHEMA or not isinstance(header.get("gpu"), str) or header["gpu"] in ("", "*"):
-        raise TableError(f"{place}: the first line must be a header with schema {SCHEMA} and the name of the gpu")
-    return [_record(place, header["gpu"], data) for place, data in parsed[1:]]
+    for number, text in enumerate(lines, 1):
+        if text.strip():
+            yield parse(f"{path}:{number}", text)
 
 
-def _object(place: str, line: str) -> dict[str, Any]:
+_TEXTS = ("gpu", "toolchain", "driver", "op", "dtype", "layout", "out_dtype", "epilogue")
+_NUMBERS = ("schema", "clock_mhz", "align", "m", "n", "k", "batch")
+
+
+def parse(place: str, text: str) -> Record:
+    """The Record of a line; TableError, with ``place``, for anything wrong in it."""
     try:
-        data = json.loads(line)
+        data = json.loads(text)
     except json.JSONDecodeError as error:
         raise TableError(f"{place}: is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise TableError(f"{place}: is not a JSON object")
-    return data
+    if data.get("schema") != SCHEMA:
+        raise TableError(f"{place}: schema is {data.get('schema')!r}; this generator reads {SCHEMA}: measure again")
+    _check(place, data)
+    try:
+        gpu = Gpu.parse(data["gpu"])
+    except ValueError as error:
+        raise TableError(f"{place}: gpu: {error}") from None
+    key = Key(**{name: data[name] for name in Key._fields})
+    times = _times(place, data["times"])
+    return Record(place, gpu, data["toolchain"], data["driver"], data["clock_mhz"], key, times)
 
 
-def _record(place: str, gpu: str, data: dict[str, Any]) -> Record:
-    valid = [*_KEYS, "us"]
+def _check(place: str, data: Mapping[str, Any]) -> None:
+    valid = [*_TEXTS, *_NUMBERS, "times"]
     for name in data:
         if name not in valid:
             raise TableError(f"{place}: unknown key '{name}'; {nearest(name, valid)}")
     for name in valid:
         if name not in data:
             raise TableError(f"{place}: missing key '{name}'; given: {', '.join(data)}")
-    for name, kind in _KEYS.items():
-        if type(data[name]) is not kind or (kind is int and data[name] < 0):
-            raise TableError(f"{place}: {name} is {data[name]!r}, not {'a text' if kind is str else 'a size'}")
-    return Record(place, gpu, Key(**{name: data[name] for name in _KEYS}), _times(place, data["us"]))
+    for name in _TEXTS:
+        if not isinstance(data[name], str):
+            raise TableError(f"{place}: {name} is {data[name]!r}, not a text")
+    for name in _NUMBERS:
+        if type(data[name]) is not int or data[name] < 0:
+            raise TableError(f"{place}: {name} is {data[name]!r}, not a size")
 
 
-def _times(place: str, us: Any) -> dict[str, float]:
-    if not isinstance(us, dict) or not us:
-        raise TableError(f"{place}: us is {us!r}, not an object of variant names and microseconds")
-    for name, time in us.items():
-        if type(time) not in (int, float) or not 0 < time < math.inf:
-            raise TableError(f"{place}: us.{name} is {time!r}, not a positive number of microseconds")
-    return us
+def _times(place: str, times: Any) -> dict[str, Time]:
+    if not isinstance(times, dict) or not times:
+        raise TableError(f"{place}: times is {times!r}, not an object of variant names and times")
+    return {name: _time(f"{place}: times.{name}", value) for name, value in times.items()}
+
+
+def _time(place: str, value: Any) -> Time:
+    if not isinstance(value, list) or len(value) != len(Time._fields):
+        raise TableError(f"{place} is {value!r}, not [microseconds, spread, hash]")
+    us, spread, digits = value
+    if type(us) not in (int, float) or not 0 < us < math.inf:
+        raise TableError(f"{place}: {us!r} is not a positive number of microseconds")
+    if type(spread) not in (int, float) or not 0 <= spread < math.inf:
+        raise TableError(f"{place}: {spread!r} is not a spread")
+    if not isinstance(digits, str) or not re.fullmatch(f"[0-9a-f]{{{HASH_DIGITS}}}", digits):
+        raise TableError(f"{place}: {digits!r} is not the first {HASH_DIGITS} hex digits of a content hash")
+    return Time(us, spread, digits)

@@ -7,18 +7,21 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from . import records
+from . import cost, fit, ranking, records
 from .archs import HOST, image_file
 from .errors import TableError, nearest
 from .expand import expand, points
 from .files import check_image
+from .fit import Fits
 from .load import ROOT, TEMPLATES, TIERS, Arch, Spec
+from .records import Gpu, same_silicon
 from .render import content_hash, plan
 from .variant import Variant
 
-SCHEMA = 1
+SCHEMA = 2
 
 Images = dict[str, dict[str, dict[str, Any]]]
 
@@ -31,7 +34,18 @@ class Built:
     images: int
     records: int
     rows: int
-    dropped: int
+    fitted: int
+    dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What tuning adds to a table, by GPU: exact rankings, coefficients, regrets; and the rows of buckets."""
+
+    exact: Mapping[str, Mapping[tuple[Any, ...], tuple[tuple[str, float], ...]]]
+    rows: list[ranking.Row]
+    coefficients: Mapping[str, Mapping[str, tuple[float, ...]]]
+    regrets: Mapping[str, Mapping[str, ranking.Regret]]
 
 
 def build(
@@ -57,28 +71,81 @@ def build(
         cuda: the version of CUDA that compiled the images, as "13.0".
 
     Raises:
-        TableError: an image is missing or damaged, or a record names a variant that nothing declares.
+        TableError: an image is missing or damaged, or a record cannot be read.
     """
     built = {} if images is None else read_images(plan(spec, archs, tier), images)
     variants = expand(spec, None, max("wide", tier, key=TIERS.index)).variants
-    every = [point.variant for point in points(spec)]
-    declared = {variant.name for variant in every}
-    fallback = {variant.name for variant in every if variant.family == spec.ops[variant.op].fallback}
+    known = {variant.name: variant for variant in (point.variant for point in points(spec))}
+    hashes = {name: content_hash(variant, templates) for name, variant in known.items()}
+    fallback = {variant.name for variant in known.values() if variant.family == spec.ops[variant.op].fallback}
+    here = {variant.name for variant in variants}
+
+    def available(gpu: Gpu) -> set[str]:
+        """A GPU's times rank what has an image for GPUs, a CPU's what the host device has."""
+        return (
+            {name for arch in built if (arch == HOST) is gpu.is_host for name in _listed(built[arch])}
+            if images is not None
+            else here
+        )
+
     taken = records.read(tuning) if tuning else []
-    exact: records.Exact = {}
-    dropped = 0
-    # A GPU's times rank what has an image for GPUs, a CPU's what the host device has.
-    for host in (False, True):
-        listed = {name for arch in built if (arch == HOST) is host for name in _listed(built[arch])}
-        available = {variant.name for variant in variants} if images is None else listed
-        measured = (record for record in taken if record.on_host is host)
-        merged, left_out = records.merge(measured, available, declared, fallback)
-        exact |= merged
-        dropped += left_out
-    rows = records.rows(exact)
-    text = _text(spec, tier, version or _version(), cuda, variants, built, exact, rows, templates)
-    count = sum(map(len, exact.values()))
-    return Built(text, sum(map(len, built.values())), count, len(rows), dropped)
+    merged = ranking.merge(taken, available, hashes, fallback)
+    tuned = _tune(spec, known, here, merged, fit.read(tuning) if tuning else {})
+    text = _text(spec, tier, version or _version(), cuda, variants, hashes, built, tuned)
+    return Built(
+        text,
+        images=sum(map(len, built.values())),
+        records=sum(map(len, tuned.exact.values())),
+        rows=len(tuned.rows),
+        fitted=sum(map(len, tuned.coefficients.values())),
+        dropped=merged.dropped,
+    )
+
+
+def _tune(
+    spec: Spec, known: Mapping[str, Variant], here: set[str], merged: ranking.Merged, fits: Mapping[Gpu, Fits]
+) -> Tuned:
+    exact, rows, regrets = {}, [], {}
+    for gpu, times in merged.times.items():
+        model = chooser(
+            spec, known, gpu, next((found for one, found in fits.items() if same_silicon(one, gpu)), Fits())
+        )
+        exact[str(gpu)] = {tuple(key): names for key, names in ranking.exact(times, model).items()}
+        served, transfer = ranking.buckets(gpu, times, model)
+        rows += served
+        regrets[str(gpu)] = {"bucket": transfer} if transfer else {}
+    for gpu, found in fits.items():
+        regrets.setdefault(str(gpu), {}).update({"model": found.regret} if found.regret else {})
+    coefficients = {
+        str(gpu): {name: tuple(one.coefficients) for name, one in found.variants.items() if name in here}
+        for gpu, found in fits.items()
+    }
+    return Tuned(exact, rows, coefficients, regrets)
+
+
+def chooser(spec: Spec, variants: Mapping[str, Variant], gpu: Gpu, fits: Fits) -> ranking.Choice:
+    """The cost model's choice on a GPU, as the runtime makes it without a record."""
+    device = device_of(spec, gpu)
+    costs = {name: family.cost for name, family in spec.families.items()}
+    return lambda key, names: fit.cheapest(key, names, variants, costs, device, fits)
+
+
+def device_of(spec: Spec, gpu: Gpu) -> cost.Device:
+    """The GPU of `variants.toml` that is of the silicon of a record's.
+
+    Raises:
+        TableError: there is none, so that its clock and shared memory are not known.
+    """
+    for arch in spec.archs.values():
+        values = SimpleNamespace(**arch.gpu)
+        here = Gpu(values.name, values.cc, values.sms, values.l2_bytes >> 20, values.bandwidth_gbs)
+        if same_silicon(here, gpu) or (gpu.is_host and here.is_host):
+            return values
+    known = "; ".join(str(arch.gpu["name"]) for arch in spec.archs.values())
+    raise TableError(
+        f"records of {gpu}: no arch of {spec.file} has a gpu of this silicon (there are {known}): "
+        "give it an [arch.*] entry, or correct that entry's gpu"
+    )
 
 
 def read_images(images: Mapping[str, Mapping[str, list[Variant]]], folder: Path) -> Images:
@@ -104,6 +171,8 @@ def describe(variant: Variant) -> dict[str, Any]:
         "threads": variant.threads,
         "shared_bytes": variant.shared_bytes,
         "features": variant.features,
+        "accumulator": variant.accumulator,
+        "reduction": variant.reduction,
     }
 
 
@@ -142,25 +211,26 @@ def _text(
     version: str,
     cuda: str,
     variants: Iterable[Variant],
+    hashes: Mapping[str, str],
     images: Images,
-    exact: records.Exact,
-    rows: Iterable[records.Row],
-    templates: Path,
+    tuned: Tuned,
 ) -> str:
     archs = {arch.name: _arch(arch) for arch in spec.archs.values()}
     by_name = sorted(variants, key=lambda variant: variant.name)
-    described = {v.name: describe(v) | {"hash": content_hash(v, templates)} for v in by_name}
-    ranked = {gpu: {tuple(key): records.ranked(us) for key, us in sorted(by.items())} for gpu, by in exact.items()}
+    described = {v.name: describe(v) | {"hash": hashes[v.name]} for v in by_name}
     parts = [
         '"""Generated by the build from variants.toml, the images and the tuning records."""\n\n',
         f"SCHEMA = {SCHEMA}\nVERSION = {version!r}\nCUDA = {cuda!r}\nTIER = {tier!r}\n",
         _mapping("ARCHS", archs),
         _mapping("COST", {name: family.cost for name, family in spec.families.items()}),
         _mapping("FALLBACK", {name: op.fallback for name, op in spec.ops.items()}),
+        _mapping("REDUCTIONS", {name: tuple(op.reductions) for name, op in spec.ops.items()}),
         _mapping("VARIANTS", described),
         _nested("IMAGES", images),
-        "".join(["TABLE = [\n", *(f"    {tuple(row)!r},\n" for row in rows), "]\n"]),
-        _nested("RECORDS", ranked),
+        "".join(["TABLE = [\n", *(f"    {tuple(row)!r},\n" for row in tuned.rows), "]\n"]),
+        _nested("RECORDS", tuned.exact),
+        _nested("COEFFICIENTS", tuned.coefficients),
+        _nested("REGRET", {gpu: {t: r._asdict() for t, r in by.items()} for gpu, by in tuned.regrets.items()}),
     ]
     return "".join(parts)
 

@@ -7,6 +7,9 @@ from typing import Any
 
 Value = int | tuple[int, ...]
 
+UNORDERED = "unordered"
+"""The reduction of kernels that may sum in another order each time, as with atomics."""
+
 
 def _tag(key: str, value: Value) -> str:
     text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -30,6 +33,8 @@ class Variant:
         threads: threads of a block.
         shared_bytes: dynamic shared memory of a block.
         features: arch features that the code needs.
+        accumulator: dtype in which k is summed.
+        reduction: the order in which k is summed, by name, see `sums`; ``unordered`` promises none.
         constants: run-time parameters made constant, e.g. (("k", 4096),).
 
     >>> Variant("gemm_mma", "gemm", "bf16", "nt", 16, (("tile", (128, 128, 32)), ("stages", 4))).name
@@ -46,6 +51,8 @@ class Variant:
     threads: int = 0
     shared_bytes: int = 0
     features: tuple[str, ...] = ()
+    accumulator: str = "f32"
+    reduction: str = UNORDERED
     constants: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -56,6 +63,12 @@ class Variant:
             parts.append(f"a{self.align}")
         parts += [f"{key}{value}" for key, value in self.constants]
         return "_".join(parts)
+
+    @property
+    def sums(self) -> tuple[str, str]:
+        """(accumulator, reduction): where two variants have the same, and it is ordered, the same row and column of A
+        and B give the same bits, whatever their tiles, layouts and alignments."""
+        return self.accumulator, self.reduction
 
     @property
     def image(self) -> str:

@@ -73,11 +73,11 @@ __device__ __forceinline__ void finish(const RowChunk& at, const float (&acc)[N]
     const GemmParams& p = at.p;
     float x[N];
 #pragma unroll
-    for (int e = 0; e < N; e++) x[e] = p.alpha * acc[e];
+    for (int e = 0; e < N; e++) x[e] = fmaf(p.alpha, acc[e], 0.0f);
     if (p.c) {
 #pragma unroll
         for (int e = 0; e < N; e++)
-            if (e < count) x[e] += p.beta * load_as_float(p.c, at.c + e * p.c_col, p.out_dtype);
+            if (e < count) x[e] = fmaf(p.beta, load_as_float(p.c, at.c + e * p.c_col, p.out_dtype), x[e]);
     }
     if (p.bias) {
 #pragma unroll

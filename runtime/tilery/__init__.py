@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .errors import TileryError as TileryError
     from .errors import UnknownName as UnknownName
     from .errors import UnsupportedProblem as UnsupportedProblem
+    from .exposition import prometheus as prometheus
     from .ops import explain as explain
     from .ops import gemm as gemm
     from .ops import linear as linear
@@ -53,6 +54,7 @@ _HOMES = {
     "gemm": ".ops",
     "linear": ".ops",
     "prepare": ".warmup",
+    "prometheus": ".exposition",
     "request": ".asked",
 } | dict.fromkeys(_ERRORS, ".errors")
 

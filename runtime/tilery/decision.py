@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from .device import DeviceInfo
 from .generator.variant import Variant
-from .problem import Problem
+from .problem import Problem, bucket
+from .requirements import compute_dtype
 
 SHOWN_RANKS = 5
 SHOWN_NAMES = 2
@@ -19,6 +20,24 @@ class Rejection(NamedTuple):
 
     name: str
     reason: str
+
+
+class Ranked(NamedTuple):
+    """A candidate of the tier that answered: microseconds, and whether they are ``measured`` or ``predicted``."""
+
+    name: str
+    us: float
+    basis: str = "predicted"
+
+    def __str__(self) -> str:
+        return f"{self.basis} {self.us:.1f} us"
+
+
+class Advice(NamedTuple):
+    """A change that would give another answer, and what that would be."""
+
+    change: str
+    effect: str
 
 
 def summary(rejections: Iterable[Rejection]) -> list[str]:
@@ -67,9 +86,10 @@ class Decision:
         reason: why the tier answered so.
         silent: (tier, reason) of each tier that was asked before and did not answer.
         rejections: the variants that cannot serve, with a reason each.
-        ranked: (name, predicted microseconds) of the tier's candidates, best first.
+        ranked: the tier's candidates with their times, best first.
         pending: the variant that will serve once it is compiled in the background, or "".
         miss: what happens because no image fits, or "".
+        advice: what would change the answer; only `tilery.explain` asks.
     """
 
     problem: Problem
@@ -81,14 +101,34 @@ class Decision:
     reason: str
     silent: tuple[tuple[str, str], ...]
     rejections: tuple[Rejection, ...]
-    ranked: tuple[tuple[str, float], ...]
+    ranked: tuple[Ranked, ...]
     pending: str = ""
     miss: str = ""
+    advice: tuple[Advice, ...] = ()
 
     @property
-    def predicted_us(self) -> float:
-        """Predicted time of the chosen variant."""
-        return self.ranked[0][1]
+    def us(self) -> float:
+        """Time of the chosen variant; `basis` says how it is known."""
+        return self.ranked[0].us
+
+    predicted_us = us
+
+    @property
+    def basis(self) -> str:
+        """Whether the time of the chosen variant is ``measured`` or ``predicted``."""
+        return self.ranked[0].basis
+
+    @property
+    def key(self) -> str:
+        """What records and table rows are looked up by, beside the sizes."""
+        p = self.problem
+        return f"{p.op} {compute_dtype(p)} {p.layout}, align {p.align}"
+
+    @property
+    def bucket(self) -> str:
+        """The sizes in a row of the table, m x n x k."""
+        p = self.problem
+        return "x".join(str(bucket(size)) for size in (p.m, p.n, p.k))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -99,25 +139,31 @@ class Decision:
             "tier": self.tier,
             "arch": self.arch,
             "source": self.source,
-            "predicted_us": self.predicted_us,
+            "us": self.us,
+            "basis": self.basis,
+            "key": self.key,
+            "bucket": self.bucket,
             "pending": self.pending,
             "miss": self.miss,
             "tiers": [{"tier": tier, "reason": reason} for tier, reason in (*self.silent, (self.tier, self.reason))],
-            "ranked": [{"name": name, "predicted_us": time} for name, time in self.ranked],
+            "ranked": [candidate._asdict() for candidate in self.ranked],
             "rejections": [rejection._asdict() for rejection in self.rejections],
+            "advice": [advice._asdict() for advice in self.advice],
         }
 
     def __str__(self) -> str:
         lines = [problem_text(self.problem), f"on {self.device}", f"-> {self.variant.name}"]
         compiler = "the C++ compiler" if self.device.is_host else "NVRTC"
         origin = f"compiled by {compiler} for" if self.source == "jit" else "from the image of"
-        lines += [f"   {origin} {self.arch}, predicted {self.predicted_us:.1f} us"]
+        lines += [f"   {origin} {self.arch}, {self.ranked[0]}", f"   key {self.key}; bucket {self.bucket}"]
         lines += [f"   no image fits: {self.miss}"] if self.miss else []
         lines += ["", "tiers"]
         lines += [f"  {tier:<9} {reason}" for tier, reason in self.silent]
         lines += [f"  {self.tier:<9} answers: {self.reason}", "", "ranked"]
-        lines += [f"  {time:>9.1f} us  {name}" for name, time in self.ranked[:SHOWN_RANKS]]
+        lines += [f"  {us:>9.1f} us  {basis:<9}  {name}" for name, us, basis in self.ranked[:SHOWN_RANKS]]
         lines += [f"  ... and {len(self.ranked) - SHOWN_RANKS} more"] if len(self.ranked) > SHOWN_RANKS else []
         lines += ["", "rejected"] if self.rejections else []
         lines += [f"  {line}" for line in summary(self.rejections)]
+        lines += ["", "would change it"] if self.advice else []
+        lines += [f"  {change}: {effect}" for change, effect in self.advice]
         return "\n".join(lines)

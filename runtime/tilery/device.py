@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import DriverError, InvalidInput, UnknownName
 from .generator.archs import HOST, HOST_CC
+from .generator.records import Gpu
 
 if TYPE_CHECKING:
     from .pack import Pack
@@ -58,6 +59,11 @@ class DeviceInfo:
     def is_host(self) -> bool:
         """Whether it is the CPU."""
         return bool(self.cc == HOST_CC)
+
+    @property
+    def gpu(self) -> Gpu:
+        """What a measurement depends on of it."""
+        return Gpu(self.name, self.cc, self.sms, self.l2_bytes >> 20, round(self.bandwidth_gbs))
 
     def __str__(self) -> str:
         if self.is_host:

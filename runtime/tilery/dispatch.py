@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from . import image, jit
-from .cost import predict
-from .decision import Decision, Rejection, problem_text, summary
+from .decision import Decision, Ranked, Rejection, problem_text, summary
 from .device import DeviceInfo
 from .errors import UnknownName, UnsupportedProblem
 from .generator.archs import HOST
+from .generator.cost import contenders, predict
+from .generator.records import Key
 from .generator.variant import Variant
-from .pack import Names, Pack
+from .lookup import coefficients, of_silicon, plain_key, record_key, records
+from .pack import Pack
 from .policy import Policy
 from .problem import Problem, bucket
-from .requirements import REQUIREMENTS, compute_dtype, features
+from .requirements import KIND, REQUIREMENTS, compute_dtype, contract, features
 
 Failures = Mapping[tuple[str, str, str], str]
 """(source, arch, variant) → why it failed in this process; source is ``image`` or ``jit``."""
@@ -30,11 +32,17 @@ class Candidate(NamedTuple):
     arch: str
 
 
+# The fallback's kernel is the fastest for tiny problems: up to so many operations it is tuned, and chosen by the model.
+FALLBACK_FLOPS = 1e9
+NOTHING_MEASURED: Mapping[str, float] = {}
+
+
 class Answer(NamedTuple):
-    """What a tier that answers gives: candidates, best first."""
+    """What a tier that answers gives: candidates, best first, and microseconds of those that were measured."""
 
     candidates: list[Candidate]
     reason: str
+    measured: Mapping[str, float] = NOTHING_MEASURED
 
 
 @dataclass
@@ -50,20 +58,33 @@ class Search:
     compiled: Mapping[str, str]
     waits: bool
     why_no_compiler: Callable[[], str]
+    blocked: Mapping[str, str]
+    local: Mapping[str, float]
     pending: str = ""
     rejections: list[Rejection] = field(default_factory=list)
+    able: list[str] = field(default_factory=list)  # variants that could serve but for the numerics contract
 
     def __post_init__(self) -> None:
         self.archs = image.order(self.pack.archs, self.device.cc)
         self.features = features(self.pack, self.archs)
-        ours = [variant for variant in self.pack.variants.values() if variant.op == self.problem.op]
-        self.fits = {variant.name: variant for variant in ours if not self.reject(variant)}
+        self.coefficients = coefficients(self.pack, self.device)
+        self.contract = contract(self.policy.numerics, self.problem, self.device, self.pack, self.features)
+        ours = {name: variant for name, variant in self.pack.variants.items() if variant.op == self.problem.op}
+        self.fits = {name: variant for name, variant in ours.items() if not self.reject(name, variant)}
         self.fallback = self.pack.fallback.get(self.problem.op, "")
 
-    def reject(self, variant: Variant) -> bool:
-        """Whether a requirement does not hold; the reasons are kept."""
-        reasons = [why for rule in REQUIREMENTS if (why := rule(variant, self.problem, self.device, self.features))]
-        self.rejections += [Rejection(variant.name, reason) for reason in reasons]
+    def reject(self, name: str, variant: Variant) -> bool:
+        """Whether a requirement does not hold; the reasons are kept. Of a kernel for something else one is enough."""
+        asked = (variant, self.problem, self.device, self.features)
+        reasons = [why for rule in KIND if (why := rule(*asked))][:1]
+        if not reasons:
+            reasons = [why for rule in REQUIREMENTS if (why := rule(*asked))]
+            reasons += [self.blocked[name]] if name in self.blocked else []
+            broken = [why for rule in self.contract if (why := rule(*asked))]
+            if broken and not reasons:
+                self.able.append(name)
+            reasons += broken
+        self.rejections += [Rejection(name, reason) for reason in reasons]
         return bool(reasons)
 
     def regular(self) -> list[Variant]:
@@ -105,11 +126,27 @@ class Search:
 
     def predict(self, variant: Variant) -> float:
         """Predicted time in microseconds."""
-        return predict(variant, self.problem, self.device, self.pack.cost[variant.family])
+        fitted = self.coefficients.get(variant.name)
+        us: float = predict(variant, self.problem, self.device, self.pack.cost[variant.family], fitted)
+        return us
 
     def rank(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Fastest first; among equals the wider loads, then the name, so that two processes choose alike."""
-        return sorted(candidates, key=lambda c: (self.predict(c.variant), -c.variant.align, c.variant.name))
+        """Fastest first, behind them what loads less at once than others of its family.
+
+        Among equals the wider loads, then the name, so that two processes choose alike.
+        """
+        every = list(candidates)
+        first = {id(variant) for variant in contenders(candidate.variant for candidate in every)}
+        return sorted(
+            every,
+            key=lambda c: (id(c.variant) not in first, self.predict(c.variant), -c.variant.align, c.variant.name),
+        )
+
+    def tried(self) -> list[Variant]:
+        """What the cost model chooses among: also the fallback's where it was measured and can be the fastest."""
+        p = self.problem
+        small = 2.0 * p.m * p.n * p.k * p.batch <= FALLBACK_FLOPS and self.policy.jit != "require"
+        return [v for n, v in self.fits.items() if v.family != self.fallback or (small and n in self.coefficients)]
 
 
 def _forced(search: Search) -> Answer | str:
@@ -130,35 +167,48 @@ def _forced(search: Search) -> Answer | str:
     return Answer([found], "forced by the policy")
 
 
-def _named(search: Search, names: Names, what: str) -> Answer | str:
+def _named(search: Search, times: Mapping[str, float | None], what: str) -> Answer | str:
     """The ranked names of a record or row, as far as they fit and have an image."""
-    fitting = [search.fits[name] for name in names if name in search.fits]
+    fitting = [search.fits[name] for name in times if name in search.fits]
     found = [candidate for variant in fitting if (candidate := search.image(variant))]
-    return Answer(found, what) if found else f"{what}, but none of its {len(names)} variants fits and has an image"
+    if not found:
+        return f"{what}, but none of its {len(times)} variants fits and has an image"
+    return Answer(found, what, {name: us for name, us in times.items() if us is not None})
 
 
 def _exact(search: Search) -> Answer | str:
     p = search.problem
-    key = (p.op, compute_dtype(p), p.layout, p.align, p.m, p.n, p.k, p.batch)
-    names = search.pack.records.get(search.device.name, {}).get(key)
-    if names is None:
-        return f"no record of this problem on {search.device.name}"
-    return _named(search, names, f"measured on {search.device.name}")
+    key, plain = record_key(p), plain_key(p)
+    known = records(search.pack, search.device)
+    asked = [(search.local, ", by this machine's tuner"), (dict(known.get(key, ())), "")]
+    if plain != key:
+        asked.append((dict(known.get(plain, ())), f", without {_difference(key, plain)}"))
+    silent = []
+    for times, how in asked:
+        if times:
+            answer = _named(search, times, f"measured on {search.device.name}{how}")
+            if not isinstance(answer, str):
+                return answer
+            silent.append(answer)
+    return silent[-1] if silent else f"no record of this problem on {search.device.name}"
+
+
+def _difference(key: Key, plain: Key) -> str:
+    """What of a problem was not measured, for people."""
+    parts = [key.epilogue] if key.epilogue else []
+    parts += [f"{key.out_dtype} output"] if key.out_dtype != plain.out_dtype else []
+    return " and ".join(parts)
 
 
 def _bucket(search: Search) -> Answer | str:
     p = search.problem
     sizes = tuple(bucket(size) for size in (p.m, p.n, p.k))
-    silent = [f"no row for bucket {'x'.join(map(str, sizes))}"]
-    names = (search.device.name,) if search.device.is_host else (search.device.name, "*")
-    for gpu in names:
-        ranked = search.pack.table.get((p.op, compute_dtype(p), p.layout, p.align, *sizes, gpu))
-        if ranked is not None:
-            answer = _named(search, ranked, f"row of bucket {'x'.join(map(str, sizes))} for {gpu}")
-            if not isinstance(answer, str):
-                return answer
-            silent.append(answer)
-    return silent[-1]
+    text = "x".join(map(str, sizes))
+    pattern = (p.op, compute_dtype(p), p.layout, p.align, *sizes)
+    rows = {gpu: names for (*row, gpu), names in search.pack.table.items() if tuple(row) == pattern}
+    if names := of_silicon(rows, search.device):
+        return _named(search, dict.fromkeys(names), f"row of bucket {text} for {search.device.name}")
+    return f"no row for bucket {text}"
 
 
 def _model(search: Search) -> Answer | str:
@@ -171,8 +221,9 @@ def _portable(search: Search) -> Answer | str:
 
 def _ranked(search: Search, sass: bool) -> Answer | str:
     kind = "machine code" if sass else "PTX"
-    found = [c for v in search.regular() if (c := search.image(v)) and image.is_sass(c.arch) is sass]
-    if not found:
+    variants = search.tried() if sass else search.regular()
+    found = [c for v in variants if (c := search.image(v)) and image.is_sass(c.arch) is sass]
+    if all(candidate.variant.family == search.fallback for candidate in found):  # what is compiled may be faster
         return f"no variant that fits has an image of {kind} for {search.device}"
     return Answer(search.rank(found), f"least predicted time of {len(found)} variants with {kind}")
 
@@ -181,7 +232,8 @@ def _jit(search: Search) -> Answer | str:
     missing = [variant for variant in search.regular() if search.image(variant) is None]
     if not missing:
         return "no variant of the pack fits that lacks an image"
-    if search.policy.jit == "background" and not search.waits:
+    # What serves meanwhile could have other bits than what is compiled: only without a contract.
+    if search.policy.jit == "background" and search.policy.numerics == "fast" and not search.waits:
         return search.in_background(missing)
     tried = {variant.name: search.jit(variant) for variant in missing}
     found = [candidate for candidate in tried.values() if not isinstance(candidate, str)]
@@ -242,6 +294,8 @@ def choose(
     compiled: Mapping[str, str] = NOTHING,
     waits: bool = False,
     no_compiler: Callable[[], str] = why_no_compiler,
+    blocked: Mapping[str, str] = NOTHING,
+    local: Mapping[str, float] = NOTHING_MEASURED,
 ) -> Decision:
     """The variant that serves a Problem on a GPU or the host device, with the reasons against all others.
 
@@ -255,12 +309,14 @@ def choose(
         compiled: variants that NVRTC compiled in this process and that are loaded on the GPU, with their arch.
         waits: with jit='background', choose what is to be compiled rather than what serves until it is.
         no_compiler: why there is no C++ compiler, or ""; asked only when the JIT is considered for the host device.
+        blocked: variants that must not serve, whatever their source, with the reason.
+        local: microseconds by variant that this machine's tuner measured for the problem, best first.
 
     Raises:
         UnknownName: the forced variant is unknown or does not fit.
         UnsupportedProblem: nothing can serve it; the message has every reason.
     """
-    search = Search(problem, device, pack, policy, failed, toolchain, compiled, waits, no_compiler)
+    search = Search(problem, device, pack, policy, failed, toolchain, compiled, waits, no_compiler, blocked, local)
     search.rejections += [Rejection(name, f"{why} ({source} {arch})") for (source, arch, name), why in failed.items()]
     silent: list[tuple[str, str]] = []
     for tier, ask in TIERS.items():
@@ -271,13 +327,23 @@ def choose(
             return _decision(search, tier, answer, silent)
     raise UnsupportedProblem(
         f"nothing can serve {problem_text(problem)} on {device}",
-        [f"{tier}: {reason}" for tier, reason in silent] + summary(search.rejections),
+        [f"{tier}: {reason}" for tier, reason in silent] + summary(search.rejections) + _contract_advice(search),
     )
+
+
+def _contract_advice(search: Search) -> list[str]:
+    """What to do where a variant could serve but for the numerics contract."""
+    if not search.able:
+        return []
+    copies = "pass copies with adjacent elements along one axis, or " if search.problem.layout == "any" else ""
+    asked = search.policy.numerics
+    less = "'deterministic' or 'fast'" if asked == "batch_invariant" else "'fast'"
+    return [f"numerics={asked!r} alone keeps {search.able[0]} from serving: {copies}ask for numerics={less} here"]
 
 
 def _decision(search: Search, tier: str, answer: Answer, silent: list[tuple[str, str]]) -> Decision:
     variant, source, arch = answer.candidates[0]
-    ranked = tuple((candidate.variant.name, search.predict(candidate.variant)) for candidate in answer.candidates)
+    ranked = tuple(_timed(search, one.variant, answer.measured) for one in answer.candidates)
     return Decision(
         problem=search.problem,
         device=search.device,
@@ -292,6 +358,11 @@ def _decision(search: Search, tier: str, answer: Answer, silent: list[tuple[str,
         pending=search.pending,
         miss=_miss(search, tier, answer.candidates[0]),
     )
+
+
+def _timed(search: Search, variant: Variant, measured: Mapping[str, float]) -> Ranked:
+    us = measured.get(variant.name)
+    return Ranked(variant.name, search.predict(variant)) if us is None else Ranked(variant.name, us, "measured")
 
 
 def _miss(search: Search, tier: str, chosen: Candidate) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple
 
-from .cost import ceil_div
+from .generator.cost import ceil_div
 from .generator.variant import Variant
 from .problem import ACTIVATIONS, DTYPE_CODES, Problem
 

@@ -16,6 +16,7 @@ from .generator.archs import HOST
 from .launch import GemmParams, Pointers, fill, synchronize
 from .operands import LINEAR, Call, Options, Views, check_overlap, prepare
 from .problem import Problem
+from .stats import count
 
 if TYPE_CHECKING:
     from .decision import Decision
@@ -138,16 +139,14 @@ def explain(
         bias, accumulate: whether there is a bias, and a ``c``.
 
     Returns:
-        The Decision: variant, tier that answered, rejected candidates with reasons.
+        The Decision: variant, tier that answered, rejected candidates with reasons, and what would change it.
 
     Raises:
         InvalidInput: a size or combination that has no meaning, or no ``arch`` where there is no GPU.
         UnknownName: an unknown op, dtype, layout or arch; the message has the nearest ones.
         UnsupportedProblem: nothing can serve the problem.
     """
-    from . import plan
-    from .pack import builtin
-    from .policy import current
+    from .advice import explained
 
     problem = request(
         op,
@@ -164,12 +163,7 @@ def explain(
         activation=activation,
         accumulate=accumulate,
     )
-    device = _device(arch)
-    if device.is_host:
-        from .host.plan import decide
-
-        return decide(problem, builtin(), current())
-    return plan.decide(problem, device, builtin(), current())
+    return explained(problem, _device(arch))
 
 
 def _device(arch: str | None) -> DeviceInfo:
@@ -339,6 +333,7 @@ def _compute(
 
     plan = plan_for(problem)
     if plan is None:
+        count("reference", "calls")
         _refer(call, arrays, options, alpha, beta)
         return
     out = views.out or adapter_for(arrays.out, "result").view(arrays.out, "result")

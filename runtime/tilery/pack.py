@@ -12,12 +12,16 @@ from typing import Any
 from .device import DeviceInfo
 from .errors import PackError
 from .generator.archs import image_file
-from .generator.variant import Variant
+from .generator.cost import Coefficients
+from .generator.records import Gpu, Key
+from .generator.variant import UNORDERED, Variant
 
-SCHEMA = 1
+SCHEMA = 2
 ADVICE = "The installed files do not fit together: reinstall with `pip install --force-reinstall tilery`."
 
 Names = tuple[str, ...]
+Measured = tuple[tuple[str, float], ...]
+"""Names and microseconds, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,13 @@ class Pack:
         variants: by name, also those without an image, which the JIT can compile.
         hashes: content hash of each variant's source and headers.
         images: by arch, then by image name; only those that were built.
-        table: (op, dtype, layout, align, bucket_m, bucket_n, bucket_k, gpu name or "*") → names, best first.
-        records: gpu name → (op, dtype, layout, align, m, n, k, batch) → names, best first.
-        cost: coefficients of the cost model by family.
+        table: (op, dtype, layout, align, bucket_m, bucket_n, bucket_k, gpu) → names, best first.
+        records: gpu → problem → (name, microseconds), best first.
+        coefficients: gpu → variant → coefficients of the cost model, fitted to measurements.
+        regret: gpu → tier → regret of its choices where they were validated: problems, geomean, p90, max.
+        cost: the cost model's numbers by family, for variants without coefficients.
         fallback: family that serves whatever nothing else does, by op.
+        reductions: by op, the orders of summation that variants can name, best first.
     """
 
     version: str
@@ -67,9 +74,12 @@ class Pack:
     hashes: Mapping[str, str]
     images: Mapping[str, Mapping[str, Image]]
     table: Mapping[tuple[Any, ...], Names]
-    records: Mapping[str, Mapping[tuple[Any, ...], Names]]
+    records: Mapping[Gpu, Mapping[Key, Measured]]
+    coefficients: Mapping[Gpu, Mapping[str, Coefficients]]
+    regret: Mapping[Gpu, Mapping[str, Mapping[str, float]]]
     cost: Mapping[str, Mapping[str, Any]]
     fallback: Mapping[str, str]
+    reductions: Mapping[str, Names]
 
     def image_of(self, arch: str, variant: Variant) -> Image | None:
         """The image of that arch that holds the variant, if there is one."""
@@ -105,10 +115,19 @@ def from_table(table: Mapping[str, Any], images: Path) -> Pack:
         variants={name: _variant(name, row) for name, row in table["VARIANTS"].items()},
         hashes={name: row["hash"] for name, row in table["VARIANTS"].items()},
         images={arch: _images(arch, rows, images, table.get("CUDA", "")) for arch, rows in table["IMAGES"].items()},
-        table={tuple(key): tuple(names) for *key, names in table["TABLE"]},
-        records=table["RECORDS"],
+        table={(*key, Gpu.parse(gpu)): tuple(names) for *key, gpu, names in table["TABLE"]},
+        records={
+            Gpu.parse(gpu): {Key(*key): found for key, found in by_key.items()}
+            for gpu, by_key in table["RECORDS"].items()
+        },
+        coefficients={
+            Gpu.parse(gpu): {name: Coefficients(*row) for name, row in by_name.items()}
+            for gpu, by_name in table["COEFFICIENTS"].items()
+        },
+        regret={Gpu.parse(gpu): by_tier for gpu, by_tier in table["REGRET"].items()},
         cost=table["COST"],
         fallback=table["FALLBACK"],
+        reductions=table["REDUCTIONS"],
     )
     faults = list(_faults(pack))
     if faults:
@@ -154,8 +173,11 @@ def _missing(what: str, names: Iterable[str], known: Iterable[str]) -> Iterator[
 def _faults(pack: Pack) -> Iterator[str]:
     known = pack.variants
     yield from _missing("the table names variants", (n for names in pack.table.values() for n in names), known)
-    recorded = (n for rows in pack.records.values() for names in rows.values() for n in names)
+    recorded = (n for rows in pack.records.values() for found in rows.values() for n, _ in found)
     yield from _missing("the records name variants", recorded, known)
+    yield from _missing(
+        "there are coefficients of variants", (n for by in pack.coefficients.values() for n in by), known
+    )
     held = (n for images in pack.images.values() for image in images.values() for n in image.variants)
     yield from _missing("the images hold variants", held, known)
     yield from _missing("there are images of archs", pack.images, pack.archs)
@@ -166,5 +188,7 @@ def _faults(pack: Pack) -> Iterator[str]:
     if unrated:
         yield f"no cost coefficients for {', '.join(sorted(f'{family} of {dtype}' for family, dtype in unrated))}"
     for name, variant in known.items():
+        if variant.reduction not in (*pack.reductions.get(variant.op, ()), UNORDERED):
+            yield f"{name} sums as {variant.reduction!r}, which {variant.op} does not list"
         if variant.name != name:
             yield f"the row {name} describes {variant.name}"

@@ -10,11 +10,12 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from . import background, device, image, jit, policy
+from . import background, blocklist, device, image, jit, local, nvtx, policy, trace
 from .decision import Decision, problem_text
 from .device import DeviceInfo
 from .dispatch import choose
 from .errors import CompileError, DriverError, PackError, TileryError, UnsupportedProblem, first_line
+from .generator.records import ranked
 from .generator.variant import Variant
 from .launch import grid
 from .pack import Pack, builtin
@@ -53,6 +54,7 @@ class Plan:
         calls: launches so far; may lack a few where threads share the Plan.
         ready: the kernel, and what it took to make it ready.
         forms: the forms of its calls and their specialised kernels, or None where the policy asks for none.
+        ranges: whether each launch is in an NVTX range.
     """
 
     __slots__ = (
@@ -64,11 +66,12 @@ class Plan:
         "forms",
         "grid",
         "ordinal",
+        "ranges",
         "ready",
         "shared_bytes",
     )
 
-    def __init__(self, decision: Decision, ordinal: int, ready: Ready) -> None:
+    def __init__(self, decision: Decision, ordinal: int, ready: Ready, ranges: bool = False) -> None:
         variant, problem = decision.variant, decision.problem
         self.decision = decision
         self.ordinal = ordinal
@@ -79,16 +82,18 @@ class Plan:
         self._context = int(device.primary_context(ordinal))
         self.ready = ready
         self.forms: Forms | None = None
-        self._launch = self.launcher(ready.kernel)
+        self.ranges = ranges
+        self._launch = self.launcher(ready.kernel, variant)
 
     @property
     def tier(self) -> str:
         """The tier that answered."""
         return self.decision.tier
 
-    def launcher(self, kernel: Any) -> Launcher:
-        """The launch of a kernel with this Plan's grid; what is left are stream, parameters and extra."""
-        return partial(device.function("cuLaunchKernel"), kernel, *self.grid, *self.block, self.shared_bytes)
+    def launcher(self, kernel: Any, variant: Variant) -> Launcher:
+        """The launch of a variant's kernel with this Plan's grid; what is left are stream, parameters and extra."""
+        launch = partial(device.function("cuLaunchKernel"), kernel, *self.grid, *self.block, self.shared_bytes)
+        return nvtx.ranged(launch, variant.name) if self.ranges else launch
 
     def launch(self, params: ctypes.Structure, stream: int = 0) -> None:
         """Launch on a stream of the Plan's GPU; nothing is launched where the result is empty.
@@ -141,13 +146,17 @@ class Memory:
         failed: by GPU, what did not compile or load, with the reason.
         compiled: by GPU, the variants that NVRTC compiled and that are loaded, with their arch.
         errors: by arch and variant, the compiler's error: it would be the same again.
+        blocked: by store and GPU, the variants that `tilery verify` found wrong.
+        tuned: the Problems that were measured because they were called often, and whether there is a record.
     """
 
     def __init__(self) -> None:
         self.plans: dict[Key, Plan] = {}
+        self.blocked: blocklist.Memo = {}
         self.failed: dict[int, dict[tuple[str, str, str], str]] = {}
         self.compiled: dict[int, dict[str, str]] = {}
         self.errors: dict[str, CompileError] = {}
+        self.tuned: dict[tuple[Problem, int], bool] = {}
         self._locks: dict[Any, threading.Lock] = {}
 
     def lock(self, key: Any) -> threading.Lock:
@@ -157,6 +166,11 @@ class Memory:
     def publish(self, key: Key, plan: Plan) -> None:
         """Let a Plan serve from now on."""
         count_plan(plan, plan.decision, plan.ready.origin)
+        trace.built(key[2], plan, plan.ready.origin, plan.ready.seconds, swap=key in self.plans)
+        if key[2].tune == "on_repeat":
+            from .tune import repeat
+
+            repeat.watch(self, key, plan, partial(_rebuild, self, key))
         self.plans[key] = plan
         self._locks.pop(key, None)
 
@@ -196,8 +210,27 @@ def _choose(
     settings: Policy,
     waits: bool = False,
 ) -> Decision:
-    known = (memory.failed.get(ordinal, {}), memory.compiled.get(ordinal, {})) if ordinal is not None else ({}, {})
-    return choose(problem, gpu, pack, settings, dict(known[0]), compiled=dict(known[1]), waits=waits)
+    if ordinal is None:  # a GPU that is only described
+        return choose(problem, gpu, pack, settings, waits=waits)
+    failed, compiled = dict(memory.failed.get(ordinal, {})), dict(memory.compiled.get(ordinal, {}))
+    blocked = blocklist.known(memory.blocked, store_for(settings), gpu, pack)
+    ask = partial(choose, problem, gpu, pack, settings, failed, compiled=compiled, waits=waits, blocked=blocked)
+    decision = ask()
+    if decision.tier == "forced" or not (us := local.times(local.store_of(settings), problem, gpu.gpu, pack)):
+        return decision
+    return ask(local={name: us[name] for name in ranked(us, decision.variant.name)})
+
+
+def unblocked(problem: Problem, ordinal: int) -> Plan:
+    """The Plan of the variant that the policy forces, also where `tilery verify` found it wrong; it is not kept.
+
+    Raises:
+        UnknownName: the variant is unknown or does not fit.
+        CompileError, DriverError, PackError: it could not be made ready.
+    """
+    memory, pack, settings = _memory, builtin(), policy.current()
+    decision = choose(problem, device.info(ordinal), pack, settings)
+    return Plan(decision, ordinal, _load(memory, decision, pack, settings, ordinal))
 
 
 def _first(memory: Memory, key: Key, stream: int | None) -> Plan:
@@ -230,6 +263,11 @@ def _finish(memory: Memory, key: Key, pending: str) -> None:
     count("background", "swaps")
 
 
+def _rebuild(memory: Memory, key: Key) -> None:
+    """Choose again, and let that Plan serve."""
+    memory.publish(key, _build(memory, *key, waits=True))
+
+
 def _build(
     memory: Memory, problem: Problem, ordinal: int, settings: Policy, *, capturing: bool = False, waits: bool = False
 ) -> Plan:
@@ -251,8 +289,10 @@ def _build(
             last = error
             _remember(memory.failed.setdefault(ordinal, {}), decision, pack, error)
             continue
-        plan = Plan(decision, ordinal, ready._replace(seconds=time.perf_counter() - started))
-        if settings.specialise_after and settings.jit in ("auto", "background") and not decision.pending:
+        plan = Plan(decision, ordinal, ready._replace(seconds=time.perf_counter() - started), settings.nvtx)
+        # Under a contract no other compiler's erf or exp may come in after some calls.
+        wanted = settings.specialise_after and settings.numerics == "fast"
+        if wanted and settings.jit in ("auto", "background") and not decision.pending:
             make = partial(_specialise, memory, plan, pack, settings)
             plan.forms = Forms(settings.specialise_after, make, settings.compile_workers)
         return plan
@@ -303,7 +343,8 @@ def _specialise(memory: Memory, plan: Plan, pack: Pack, settings: Policy, consta
         count("rejected", first_line(error))
         return None
     count("specialised", "kernels")
-    return plan.launcher(kernel)
+    trace.note(settings, "specialised", variant=variant.name)
+    return plan.launcher(kernel, variant)
 
 
 def _jit_key(variant: Variant, arch: str) -> str:

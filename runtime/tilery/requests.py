@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import trace_file
 from .asked import request
 from .errors import InvalidInput, TileryError, UnknownName
 from .problem import Problem
@@ -16,14 +17,16 @@ SIZES = ("op", "m", "n", "k", "layout", "dtype", "batch", "align")
 COLUMNS = (*SIZES, "out_dtype", "precision", "bias", "activation", "accumulate")
 NUMBERS = ("m", "n", "k", "batch", "align")
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
+# A full disk can cut off a line, so that the first is not always an event.
+LOOKED_AT = 10
 
 
 def read(file: Path, dtype: str) -> list[Problem]:
-    """The problems of a file, in its order.
+    """The problems of a file, in its order; those of a trace once each, the most called first.
 
     Args:
-        file: CSV with a header (m, n, k and more as `tilery.request` takes them), JSON lines of the same, or a trace,
-            whose lines have a ``problem``.
+        file: CSV with a header (m, n, k and more as `tilery.request` takes them), JSON lines of the same, by themselves
+            or as the ``problem`` of a line, or a trace.
         dtype: of the inputs, where the file does not say.
 
     Raises:
@@ -33,6 +36,8 @@ def read(file: Path, dtype: str) -> list[Problem]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}") from None
+    if any(trace_file.is_trace(line) for line in text.split("\n", LOOKED_AT)[:LOOKED_AT]):
+        return list(trace_file.read(file).problems)
     is_json = text.lstrip().startswith("{")
     return [_problem(file, line, row, dtype) for line, row in (_json_rows if is_json else _csv_rows)(file, text)]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
-from .cost import ceil_div
 from .device import DeviceInfo
-from .generator.variant import Variant
+from .generator.cost import ceil_div
+from .generator.variant import UNORDERED, Variant
 from .pack import Pack
 from .problem import ITEM_BYTES, Problem
 
 Features = frozenset[str]
 Requirement = Callable[[Variant, Problem, DeviceInfo, Features], str | None]
+Sums = tuple[str, str]
+"""(accumulator, reduction), see `Variant.sums`."""
 
 MAX_BLOCKS = 2**31 - 1  # of a grid, along x
 
@@ -74,12 +77,62 @@ def grid_fits(variant: Variant, problem: Problem, device: DeviceInfo, features: 
     return f"it would take {blocks} blocks, a grid has at most {MAX_BLOCKS}" if blocks > MAX_BLOCKS else None
 
 
+KIND: tuple[Requirement, ...] = (dtype_matches, layout_matches)
+"""Whether a variant computes such products at all."""
 REQUIREMENTS: tuple[Requirement, ...] = (
-    dtype_matches,
-    layout_matches,
+    *KIND,
     align_suffices,
     whole_elements,
     shared_fits,
     features_present,
     grid_fits,
 )
+
+
+def order_is_fixed(variant: Variant, problem: Problem, device: DeviceInfo, features: Features) -> str | None:
+    """What ``deterministic`` asks: the variant sums k in one order, each time."""
+    if variant.reduction != UNORDERED:
+        return None
+    return "the order in which it sums differs from run to run, and the policy is numerics='deterministic'"
+
+
+def sums_as(
+    wanted: Sums | None, variant: Variant, problem: Problem, device: DeviceInfo, features: Features
+) -> str | None:
+    """What ``batch_invariant`` asks: the variant sums as all that may serve this dtype on this GPU."""
+    if variant.sums == wanted and variant.reduction != UNORDERED:
+        return None
+    own, policy = _in_words(variant.sums), "the policy is numerics='batch_invariant'"
+    if wanted is None:
+        return f"it sums as {own}, no variant has a fixed order for {compute_dtype(problem)} here, and {policy}"
+    return f"it sums as {own}, and {policy}, which is {_in_words(wanted)} here for {compute_dtype(problem)}"
+
+
+def _in_words(sums: Sums) -> str:
+    return f"{sums[1]} in {sums[0]}"
+
+
+def common_sums(problem: Problem, device: DeviceInfo, pack: Pack, features: Features) -> Sums | None:
+    """How every variant has to sum that may serve under ``batch_invariant``: the op's best way that the GPU has.
+
+    It follows from the dtype, the precision, the GPU and the pack, never from a size, a layout or an alignment.
+    """
+    order = pack.reductions[problem.op]
+    rules = (dtype_matches, features_present, shared_fits)
+    ways = {
+        variant.sums
+        for variant in pack.variants.values()
+        if variant.op == problem.op
+        and variant.reduction != UNORDERED
+        and not any(rule(variant, problem, device, features) for rule in rules)
+    }
+    return min(ways, key=lambda sums: (order.index(sums[1]), sums), default=None)
+
+
+def contract(
+    numerics: str, problem: Problem, device: DeviceInfo, pack: Pack, features: Features
+) -> tuple[Requirement, ...]:
+    """What a numerics contract requires of a variant, beyond `REQUIREMENTS`."""
+    if numerics == "batch_invariant":
+        return (partial(sums_as, common_sums(problem, device, pack, features)),)
+    return (order_is_fixed,) if numerics == "deterministic" else ()

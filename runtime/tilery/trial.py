@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import reference
-from .cost import ceil_div
+from .generator.cost import ceil_div
 from .generator.variant import Variant
 from .host import Library, Operand
 from .launch import GemmParams, Pointers, Strides, fill, grid, template

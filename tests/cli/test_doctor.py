@@ -186,7 +186,7 @@ def test_an_old_driver_is_an_error(run, monkeypatch):
 
 @pytest.mark.parametrize(("jit_mode", "severity", "code"), [("auto", "error", 1), ("off", "warning", 0)])
 def test_no_nvrtc(run, monkeypatch, jit_mode, severity, code):
-    monkeypatch.setattr(jit, "toolchain", lambda: NVRTC_GONE)
+    monkeypatch.setattr(jit, "loaded", lambda: NVRTC_GONE)
     policy.use(replace(policy.current(), jit=jit_mode))
     result = run("doctor", "--json")
     assert result.exit_code == code
@@ -278,6 +278,30 @@ def test_a_forced_variant(run, name, severity, code):
     ((found, text, _),) = findings(result, "variables")
     assert found == severity
     assert name in text
+
+
+def test_nvtx_without_its_package(run, monkeypatch):
+    found = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "nvtx" else found(name))
+    policy.use(replace(policy.current(), nvtx=True))
+    result = run("doctor", "--json")
+    assert result.exit_code == 1
+    ((severity, text, advice),) = findings(result, "variables")
+    assert severity == "error"
+    assert "nvtx is not installed" in text
+    assert "tilery[nvtx]" in advice
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.2" if name == "nvtx" else found(name))
+    assert run("doctor", "--json").exit_code == 0
+
+
+def test_a_trace_without_a_folder(run, tmp_path):
+    policy.use(replace(policy.current(), trace=tmp_path / "none" / "trace"))
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    ((severity, text, _),) = findings(result, "variables")
+    assert (severity, str(tmp_path / "none" / "trace") in text) == ("warning", True)
+    (tmp_path / "none").mkdir()
+    assert findings(run("doctor", "--json"), "variables") == []
 
 
 def test_a_missing_package(run, monkeypatch):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import tilery
+from tilery.advice import explained
 from tilery.cli import explain as command
 from tilery.device import representative
 from tilery.dispatch import choose
@@ -37,8 +38,10 @@ def test_json_is_what_choose_decides(run, args, arch, problem):
     result = run("explain", "gemm", "--json", *args)
     expected = choose(problem, representative(arch), builtin(), current())
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == json.loads(json.dumps(expected.to_dict()))
-    assert json.loads(result.stdout)["variant"] == expected.variant.name
+    found = json.loads(result.stdout)
+    advice = [one._asdict() for one in explained(problem, representative(arch)).advice]
+    assert found == json.loads(json.dumps(expected.to_dict() | {"advice": advice}))
+    assert found["variant"] == expected.variant.name
 
 
 def test_text_is_the_decision_in_words(run):
@@ -57,7 +60,7 @@ def test_every_argument_of_the_function_is_an_option():
     import inspect
 
     wanted = set(inspect.signature(tilery.explain).parameters)
-    assert set(inspect.signature(command.explain).parameters) == wanted | {"json"}
+    assert set(inspect.signature(command.explain).parameters) == wanted | {"context", "from_trace", "top", "json"}
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,43 @@ FAULTS = [
     ("efficiency = 0.6", "eficiency = 0.6", "family.fast", "cost.eficiency", "nearest: efficiency"),
     ("{ f16 = 1024", "{ fp16 = 1024", "family.fast", "cost.rate.fp16", "unknown dtype 'fp16'; nearest: f16, bf16"),
     ("{ f16 = 1024, ", "{ ", "family.fast.rows[0]", "dtype", "cost.rate has no 'f16', only bf16"),
+    (
+        'reduction = { bf16 = "pairs", f16',
+        'reduction = { bf16 = "pears", f16',
+        "family.fast",
+        "reduction.bf16",
+        "nearest: pairs",
+    ),
+    (
+        'reduction = { f32 = "in_turn" }',
+        'reduction = { f32 = "exact" }',
+        "family.plain",
+        "reduction.f32",
+        "with accumulator 'f32'",
+    ),
+    (
+        'accumulator = { f32 = "f32" }',
+        'accumulator = { f32 = "s32" }',
+        "family.plain",
+        "reduction.f32",
+        "is 'in_turn' with",
+    ),
+    (
+        'accumulator = { bf16 = "f32", ',
+        'accumulator = { bf16 = "f23", ',
+        "family.fast",
+        "accumulator.bf16",
+        "nearest: f32",
+    ),
+    (
+        'reduction = { bf16 = "pairs", ',
+        "reduction = { ",
+        "family.fast.rows[0]",
+        "dtype",
+        "family's reduction has no 'bf16', only f16",
+    ),
+    ('accumulator = { f32 = "f32" }', "", "family.plain", "accumulator", "missing key 'accumulator'"),
+    ('pairs = "two by two"', 'unordered = "anyhow"', "op.gemm", "reductions.unordered", "nothing prefers it"),
     ("[[family.fast.rows]]", "[family.fast.rows]", "", "", "is not TOML"),
     ('tier = "exhaustive"', 'tier = "exhausted"', "family.fast.rows[1]", "tier", "nearest: exhaustive"),
     ('tier = "exhaustive"', 'teir = "core"', "family.fast.rows[1]", "teir", "nearest: tier"),
@@ -177,6 +214,8 @@ def test_what_is_loaded(spec: Spec) -> None:
     assert fast.rows[0].configs[0] == (("tile", (128, 128, 32)), ("warps", (2, 2)), ("stages", 3))
     assert fast.rows[1].product and len(fast.rows[1].configs) == 8
     assert fast.rows[1].where == "family.fast.rows[1]"
+    assert (fast.accumulator["bf16"], fast.reduction["bf16"]) == ("f32", "pairs")
+    assert list(spec.ops["gemm"].reductions) == ["pairs", "in_turn", "exact"]
     assert [rule.why for rule in fast.requires] == ["the stages must fit", "a warp has whole fragments"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.schema = 3  # type: ignore[misc]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from generator import fit as fits
 from generator.__main__ import main
-from generator.expand import find
+from generator.expand import find, points
 from generator.load import ROOT, VARIANTS_TOML, load
+from generator.records import Gpu, Key, Record, Time, line
 from generator.render import content_hash
 
 if TYPE_CHECKING:
@@ -152,11 +155,40 @@ def test_an_out_that_is_a_file(project: Project, capsys: pytest.CaptureFixture[s
 def test_table(project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "new" / "_table.py"
     run = Run(project, capsys, "table", "--version", "1", "--out", out, "--tuning", tmp_path)
-    assert run.out == f"{out}: 0 images, 0 records, 0 table rows\n"
+    assert run.out == f"{out}: 0 images, 0 records, 0 rows of buckets, 0 fitted variants\n"
     assert "VARIANTS = {" in out.read_text()
     run = Run(project, capsys, "table", "--version", "1", "--out", out, "--images", tmp_path)
     assert run.code == 1
     assert "no such image" in run.err
+
+
+def test_fit_and_select(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = load()
+    known = {point.variant.name: point.variant for point in points(spec)}
+    gpu = Gpu("NVIDIA H200", (9, 0), 132, 60, 4800)
+    lines = []
+    for m, n in itertools.product((16, 128, 1024), (512, 4096)):
+        key = Key("gemm", "bf16", "nt", 16, m, n, 1024, 1, "bf16", "")
+        us = {
+            "gemm_mma_bf16_nt_128x256x32_w2x4_s4_a16": 30 + m * n / 1e5,
+            "gemm_mma_bf16_nt_16x64x128_w1x4_s4_a16": 9 + m,
+        }
+        times = {name: Time(us[name], 0.0, content_hash(known[name])[:12]) for name in us} | {
+            "gone": Time(1, 0, "0" * 12)
+        }
+        lines.append(line(Record("", gpu, "13.0", "580", 0, key, times)))
+    (tmp_path / "h200.jsonl").write_text("\n".join(lines))
+    arguments = ["--tuning", str(tmp_path), "--json"]
+    assert main(["fit", *arguments]) == 0
+    fitted = json.loads(capsys.readouterr().out)
+    assert fitted["dropped"] == {"of variants that nothing declares": 6}
+    assert fitted[str(gpu)]["variants"] == 2
+    assert fitted[str(gpu)]["regret"]["problems"] == 6
+    assert set(fits.read(tmp_path)[gpu].variants) == set(us)
+    assert main(["select", "--archs", "sm_90a", "--regret", "9", *arguments]) == 0
+    selected = json.loads(capsys.readouterr().out)
+    assert [drop["name"] for drop in selected["drops"]] == ["gemm_mma_bf16_nt_16x64x128_w1x4_s4_a16"]
+    assert selected["regret"]["max"] > 1
 
 
 @pytest.mark.parametrize("name", [NAIVE, "gemm_mma_bf16_nt_64x64x64_w2x2_s2"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import json
 from pathlib import Path
 from typing import Any
@@ -10,133 +11,122 @@ from hypothesis import strategies as st
 
 from generator import records
 from generator.errors import TableError
-from generator.records import Key
+from generator.records import Gpu, Key, Record, Time, line, parse, ranked
 
-HEADER = {"schema": 1, "gpu": "New", "driver": "1.2", "command": "x"}
-PROBLEM = {"op": "gemm", "m": 8, "n": 64, "k": 64, "batch": 1, "dtype": "bf16", "layout": "nt", "align": 16}
-
-
-def write(folder: Path, *lines: Any, name: str = "new.jsonl") -> Path:
-    folder.mkdir(exist_ok=True)
-    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
-    (folder / name).write_text(text)
-    return folder
-
-
-def problem(us: Any, **changes: Any) -> dict[str, Any]:
-    return PROBLEM | {"us": us} | changes
-
-
-def exact(*problems: tuple[dict[str, Any], dict[str, float]]) -> dict[Key, dict[str, float]]:
-    return {Key(**(PROBLEM | changes)): us for changes, us in problems}
+NEW = Gpu("New", (9, 0), 132, 60, 4800)
+DATA: dict[str, Any] = {
+    "schema": 2,
+    "gpu": str(NEW),
+    "toolchain": "13.0",
+    "driver": "580.95",
+    "clock_mhz": 1980,
+    **{"op": "gemm", "dtype": "bf16", "layout": "nt", "align": 16, "m": 8, "n": 64, "k": 64, "batch": 1},
+    **{"out_dtype": "bf16", "epilogue": ""},
+    "times": {"a": [1.5, 0.01, "0123456789ab"]},
+}
 
 
 def test_read(tmp_path: Path) -> None:
-    folder = write(tmp_path / "tuning", HEADER, problem({"a": 2, "b": 1.5}), "", problem({"a": 1}, m=9))
-    first, second = records.read(folder)
-    assert first.gpu == "New"
-    assert first.key == Key("gemm", "bf16", "nt", 16, 8, 64, 64, 1)
-    assert first.us == {"a": 2, "b": 1.5}
-    assert second.place == f"{folder / 'new.jsonl'}:4"
+    lines = [DATA, DATA | {"m": 9}]
+    (tmp_path / "new.jsonl").write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    first, second = records.read(tmp_path)
+    assert first.gpu == NEW
+    assert first.key == Key("gemm", "bf16", "nt", 16, 8, 64, 64, 1, "bf16", "")
+    assert first.times == {"a": Time(1.5, 0.01, "0123456789ab")}
+    assert (first.toolchain, first.driver, first.clock_mhz) == ("13.0", "580.95", 1980)
+    assert second.place == f"{tmp_path / 'new.jsonl'}:3"
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("data", "message"),
     [
-        ([], "is empty; the first line is a header"),
-        ([problem({"a": 1})], ":1: the first line must be a header"),
-        ([HEADER | {"schema": 2}], ":1: the first line must be a header with schema 1"),
-        ([HEADER | {"gpu": "*"}], ":1: the first line must be a header"),
-        ([HEADER, "{"], ":2: is not JSON"),
-        ([HEADER, "[]"], ":2: is not a JSON object"),
-        ([HEADER, problem({"a": 1}, laiout="nt")], ":2: unknown key 'laiout'; nearest: layout"),
-        ([HEADER, {"op": "gemm", "us": {"a": 1}}], ":2: missing key 'dtype'; given: op, us"),
-        ([HEADER, problem({"a": 1}, m="8")], ":2: m is '8', not a size"),
-        ([HEADER, problem({"a": 1}, m=-1)], ":2: m is -1, not a size"),
-        ([HEADER, problem({"a": 1}, m=True)], ":2: m is True, not a size"),
-        ([HEADER, problem({"a": 1}, dtype=16)], ":2: dtype is 16, not a text"),
-        ([HEADER, problem({})], ":2: us is {}, not an object"),
-        ([HEADER, problem([1])], r":2: us is \[1\], not an object"),
-        ([HEADER, problem({"a": 0})], ":2: us.a is 0, not a positive number"),
-        ([HEADER, '{"us": NaN}'], ":2: missing key"),
-        ([HEADER, problem({"a": float("nan")})], ":2: us.a is nan, not a positive number"),
-        ([HEADER, problem({"a": "1"})], ":2: us.a is '1', not a positive number"),
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ({}, "schema is None; this generator reads 2: measure again"),
+        (DATA | {"schema": 1}, "schema is 1; this generator reads 2"),
+        (DATA | {"laiout": "nt"}, "unknown key 'laiout'; nearest: layout"),
+        ({"schema": 2, "op": "gemm"}, "missing key 'gpu'; given: schema, op"),
+        (DATA | {"m": "8"}, "m is '8', not a size"),
+        (DATA | {"m": -1}, "m is -1, not a size"),
+        (DATA | {"m": True}, "m is True, not a size"),
+        (DATA | {"dtype": 16}, "dtype is 16, not a text"),
+        (DATA | {"gpu": "NVIDIA H200"}, "gpu: 'NVIDIA H200' is not like"),
+        (DATA | {"times": {}}, "times is {}, not an object"),
+        (DATA | {"times": [1]}, r"times is \[1\], not an object"),
+        (DATA | {"times": {"a": 1.5}}, r"times.a is 1.5, not \[microseconds, spread, hash\]"),
+        (DATA | {"times": {"a": [0, 0, "0" * 12]}}, "times.a: 0 is not a positive number"),
+        (DATA | {"times": {"a": [float("nan"), 0, "0" * 12]}}, "times.a: nan is not a positive number"),
+        (DATA | {"times": {"a": ["1", 0, "0" * 12]}}, "times.a: '1' is not a positive number"),
+        (DATA | {"times": {"a": [1, -1, "0" * 12]}}, "times.a: -1 is not a spread"),
+        (DATA | {"times": {"a": [1, 0, "0" * 11]}}, "times.a: '00000000000' is not the first 12 hex digits"),
+        (DATA | {"times": {"a": [1, 0, "G" * 12]}}, "times.a: .* is not the first 12 hex digits"),
     ],
 )
-def test_faults_name_file_and_line(tmp_path: Path, lines: list[Any], message: str) -> None:
-    with pytest.raises(TableError, match=f"new.jsonl.*{message}"):
-        records.read(write(tmp_path / "tuning", *lines))
+def test_faults_name_the_place(data: Any, message: str) -> None:
+    text = data if isinstance(data, str) else json.dumps(data)
+    with pytest.raises(TableError, match=f"^here: {message}"):
+        parse("here", text)
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_no_folder_and_no_text(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="no such folder"):
         records.read(tmp_path / "none")
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(TableError, match=r"x.jsonl: cannot be read"):
+        records.read(tmp_path)
 
 
-def test_merge(tmp_path: Path) -> None:
-    write(tmp_path / "tuning", HEADER, problem({"a": 2, "b": 3, "other": 1}), name="1.jsonl")
-    write(tmp_path / "tuning", HEADER, problem({"a": 4}), name="2.jsonl")
-    write(tmp_path / "tuning", HEADER | {"gpu": "Old"}, problem({"other": 1}), name="3.jsonl")
-    merged, dropped = records.merge(records.read(tmp_path / "tuning"), {"a", "b"}, {"a", "b", "other"})
-    assert merged == {"New": exact(({}, {"a": 4, "b": 3}))}
-    assert dropped == 2
+_names = st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1, max_size=20)
+_sizes = st.integers(0, 2**31 - 1)
+_gpus = st.builds(Gpu, _names, st.tuples(st.integers(0, 20), st.integers(0, 9)), _sizes, _sizes, _sizes)
+_keys = st.builds(Key, _names, _names, _names, _sizes, _sizes, _sizes, _sizes, _sizes, _names, st.just("") | _names)
+_us = st.integers(1, 10**8).map(lambda n: float(f"{n / 1e4:.4g}"))
+_times = st.builds(
+    Time, _us, st.integers(0, 1000).map(lambda n: n / 1000), st.text("0123456789abcdef", min_size=12, max_size=12)
+)
 
 
-def test_merge_of_a_name_that_nothing_declares(tmp_path: Path) -> None:
-    folder = write(tmp_path / "tuning", HEADER, problem({"gemm_x": 2}))
-    with pytest.raises(TableError, match=r"new.jsonl:2: us: no tier .* has 'gemm_x'; nearest: gemm_y"):
-        records.merge(records.read(folder), {"gemm_y"}, {"gemm_y"})
+@given(
+    st.builds(
+        Record, st.just("here"), _gpus, _names, _names, _sizes, _keys, st.dictionaries(_names, _times, min_size=1)
+    )
+)
+def test_a_line_says_all_of_a_record(record: Record) -> None:
+    text = line(record)
+    assert "\n" not in text
+    assert parse("here", text) == record
+    assert line(parse("here", text)) == text
 
 
-def test_the_fallback_counts_only_where_it_beat_all_that_was_measured(tmp_path: Path) -> None:
-    """Else it would stand alone, and answer, wherever the faster ones are not in the build."""
-    slow, fast = problem({"gemm_y": 2.0, "naive": 90.0}), problem({"gemm_y": 2.0, "naive": 1.0}, m=1)
-    folder = write(tmp_path / "tuning", HEADER, slow, fast)
-    merged, dropped = records.merge(records.read(folder), {"naive"}, {"gemm_y", "naive"}, {"naive"})
-    assert merged == {"New": exact(({"m": 1}, {"naive": 1.0}))}
-    assert dropped == 3
-    merged, _ = records.merge(records.read(folder), {"gemm_y", "naive"}, {"gemm_y", "naive"}, {"naive"})
-    assert merged == {"New": exact(({}, {"gemm_y": 2.0}), ({"m": 1}, {"gemm_y": 2.0, "naive": 1.0}))}
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [({"name": "Old"}, True), ({"bandwidth_gbs": 4400}, True), ({"bandwidth_gbs": 3350}, False)]
+    + [(change, False) for change in ({"cc": (9, 1)}, {"sms": 131}, {"l2_mib": 50})],
+)
+def test_same_silicon(changes: dict[str, Any], same: bool) -> None:
+    assert records.same_silicon(NEW, NEW._replace(**changes)) is same
+    assert records.same_silicon(NEW._replace(**changes), NEW) is same
 
 
-def test_rank_in_a_bucket_is_by_the_mean_slowdown() -> None:
-    # a: 1 and 4 times the best (mean 2); b: 3 and 1 (mean 1.73), although a is faster in sum
-    measured = exact(({"m": 7}, {"a": 10, "b": 30}), ({"m": 8}, {"a": 4, "b": 1}))
-    (row,) = records.rows({"New": measured})
-    assert row == ("gemm", "bf16", "nt", 16, 8, 64, 64, "New", ("b", "a"))
+_rankable = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.1, 1e4), min_size=1)
 
 
-def test_rank_only_of_what_was_measured_on_all() -> None:
-    measured = exact(({"m": 7}, {"a": 1, "b": 2, "c": 3}), ({"m": 8}, {"b": 2, "c": 1, "d": 1}))
-    (row,) = records.rows({"New": measured})
-    assert row.names == ("c", "b")
-    assert records.rows({"New": exact(({"m": 7}, {"a": 1}), ({"m": 8}, {"b": 1}))}) == []
+@given(_rankable, st.sampled_from("abcdef"), st.randoms())
+def test_the_first_is_within_the_noise_of_the_best_and_the_default_where_it_is_too(
+    times: dict[str, float], default: str, random: Any
+) -> None:
+    order = ranked(times, default)
+    assert sorted(order) == sorted(times)
+    limit = min(times.values()) * (1 + records.NOISE)
+    assert times[order[0]] <= limit
+    assert (times.get(default, limit + 1) <= limit) <= (order[0] == default)
+    shuffled = dict(random.sample(list(times.items()), len(times)))
+    assert ranked(shuffled, default) == order
 
 
-def test_buckets_keep_dtype_layout_and_align_apart() -> None:
-    changes = [{}, {"dtype": "f16"}, {"layout": "nn"}, {"align": 1}, {"m": 9}, {"n": 65}, {"k": 65}, {"m": 0}]
-    rows = records.rows({"New": exact(*((change, {"a": 1.0}) for change in changes))})
-    assert len(rows) == len(changes)
-    assert [row.bucket_m for row in rows if row.bucket_m not in (8, 16)] == [0]
+def test_beyond_the_noise_time_decides() -> None:
+    assert ranked({"c": 3.0, "b": 2.0, "a": 9.0}, "a") == ("b", "c", "a")
 
 
-def test_a_row_for_every_gpu_where_several_were_measured() -> None:
-    rows = records.rows({"New": exact(({}, {"a": 1, "b": 3})), "Old": exact(({}, {"a": 2, "b": 1}))})
-    assert [(row.gpu, row.names) for row in rows] == [("New", ("a", "b")), ("Old", ("b", "a")), ("*", ("a", "b"))]
-
-
-def test_equal_times_rank_by_name() -> None:
-    assert records.ranked({"b": 1, "a": 1, "c": 0.5}) == ("c", "a", "b")
-
-
-_times = st.dictionaries(st.sampled_from("abc"), st.floats(0.1, 1e4), min_size=1)
-_problems = st.dictionaries(st.tuples(st.integers(0, 20), st.integers(1, 3)), _times, min_size=1, max_size=8)
-
-
-@given(_problems, st.randoms())
-def test_rows_do_not_depend_on_order(problems: dict[tuple[int, int], dict[str, float]], random: Any) -> None:
-    listed = [({"m": m, "batch": batch}, us) for (m, batch), us in problems.items()]
-    shuffled = random.sample(listed, len(listed))
-    rows = records.rows({"New": exact(*listed)})
-    assert rows == records.rows({"New": exact(*shuffled)})
-    assert len({row[:8] for row in rows}) == len(rows)
+def test_examples() -> None:
+    assert doctest.testmod(records).failed == 0

@@ -3,7 +3,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-import json
 import struct
 import subprocess
 import sys
@@ -13,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from generator.cost import Coefficients
 from generator.errors import TableError
 from generator.expand import expand, find, points
 from generator.files import check_fatbin
-from generator.load import Spec, load
-from generator.records import KEPT
+from generator.fit import Fit, Fits, dump
+from generator.load import TEMPLATES, Spec, load
+from generator.ranking import KEPT, Regret
+from generator.records import HASH_DIGITS, Gpu, Key, Record, Time, line
 from generator.render import content_hash, plan
-from generator.table import Built, build
+from generator.table import Built, build, chooser
 from generator.variant import Variant
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 ARCHS = ("compute_80", "sm_90a")
 FAST = "fast_bf16_nt_128x128x32_w2x2_s3_a16"
+PLAIN = "plain_f32_any_16x16x1"
 BIG = "fast_bf16_nt_256x128x64_w4x2_s3_a16"
 REAL = load()
 EXHAUSTIVE = "fast_bf16_nt_64x64x32_w2x2_s4_a16"
@@ -47,11 +50,19 @@ def images(spec: Spec, tmp_path: Path) -> Path:
     return folder
 
 
-def tune(folder: Path, us: dict[str, float], gpu: str = "New") -> Path:
+GPU = "New, 9.0, 132 SMs, 60 MiB L2, 4800 GB/s"
+KEY = Key("gemm", "bf16", "nt", 16, 100, 64, 64, 1, "bf16", "")
+
+
+def tune(spec: Spec, templates: Path, folder: Path, us: dict[str, float], gpu: str = GPU, m: int = KEY.m) -> Path:
+    """Records of what the templates give now; a name that nothing declares has a hash all the same."""
     folder.mkdir(exist_ok=True)
-    key = {"op": "gemm", "m": 100, "n": 64, "k": 64, "batch": 1, "dtype": "bf16", "layout": "nt", "align": 16}
-    lines = [{"schema": 1, "gpu": gpu}, key | {"us": us}]
-    (folder / f"{gpu}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = {point.variant.name: point.variant for point in points(spec)}
+    digits = {name: content_hash(known[name], templates)[:HASH_DIGITS] if name in known else "0" * 12 for name in us}
+    times = {name: Time(time, 0.0, digits[name]) for name, time in us.items()}
+    record = Record("", Gpu.parse(gpu), "13.0", "580", 0, KEY._replace(m=m), times)
+    with (folder / "new.jsonl").open("a") as file:
+        file.write(line(record) + "\n")
     return folder
 
 
@@ -69,9 +80,9 @@ def module(text: str, path: Path) -> ModuleType:
 
 
 def test_contents(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
-    built = make(spec, templates, images=images, tuning=tune(tmp_path / "tuning", {FAST: 2, BIG: 1}))
+    built = make(spec, templates, images=images, tuning=tune(spec, templates, tmp_path / "tuning", {FAST: 2, BIG: 1}))
     table = module(built.text, tmp_path / "_table.py")
-    assert (table.SCHEMA, table.VERSION, table.TIER, table.FALLBACK) == (1, "1.2.3", "core", {"gemm": "plain"})
+    assert (table.SCHEMA, table.VERSION, table.TIER, table.FALLBACK) == (2, "1.2.3", "core", {"gemm": "plain"})
     assert table.ARCHS["sm_90a"]["lineage"] == ("compute_80", "compute_75")
     assert table.ARCHS["sm_90a"]["gpu"]["cc"] == (9, 0)
     assert table.COST["fast"]["rate"] == {"f16": 1024, "bf16": 1024}
@@ -81,9 +92,10 @@ def test_contents(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> 
     assert (image["sha256"], image["bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
     assert BIG in image["variants"]
     assert BIG not in table.IMAGES["compute_80"]["fast_bf16_nt"]["variants"]
-    assert table.TABLE == [("gemm", "bf16", "nt", 16, 128, 64, 64, "New", (BIG, FAST))]
-    assert table.RECORDS == {"New": {("gemm", "bf16", "nt", 16, 100, 64, 64, 1): (BIG, FAST)}}
-    assert (built.images, built.records, built.rows, built.dropped) == (10, 1, 1, 0)
+    assert table.TABLE == []
+    assert {GPU: {tuple(KEY): ((BIG, 1.0), (FAST, 2.0))}} == table.RECORDS
+    assert (table.COEFFICIENTS, table.REGRET) == ({}, {GPU: {}})
+    assert (built.images, built.records, built.rows, built.fitted, built.dropped) == (10, 1, 0, 0, {})
 
 
 def test_a_variant_can_be_made_again_from_its_entry(spec: Spec, templates: Path, tmp_path: Path) -> None:
@@ -108,7 +120,7 @@ def test_exhaustive_variants_only_in_an_exhaustive_build(spec: Spec, templates: 
 
 
 def test_deterministic(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
-    tuning = tune(tmp_path / "tuning", {FAST: 2, BIG: 1})
+    tuning = tune(spec, templates, tmp_path / "tuning", {FAST: 2, BIG: 1})
     texts = {make(spec, templates, images=images, tuning=tuning).text for _ in range(2)}
     program = (
         "import sys; from pathlib import Path; from generator.load import load; from generator.table import build;"
@@ -148,17 +160,65 @@ def test_several_fatbins_in_a_file() -> None:
         check_fatbin(fatbin(b"one") + fatbin(b"two")[:-1])
 
 
+LACKING = "of variants that this build does not have"
+
+
 def test_records_of_what_this_build_lacks_are_counted(
     spec: Spec, templates: Path, images: Path, tmp_path: Path
 ) -> None:
-    tuning = tune(tmp_path / "tuning", {FAST: 2, EXHAUSTIVE: 1})
+    tuning = tune(spec, templates, tmp_path / "tuning", {FAST: 2, EXHAUSTIVE: 1, f"{FAST}2": 1})
     built = make(spec, templates, images=images, tuning=tuning)
-    assert built.dropped == 1
-    assert f"('{FAST}',))" in built.text
+    assert built.dropped == {LACKING: 1, "of variants that nothing declares": 1}
+    assert f"(('{FAST}', 2.0),)" in built.text
     (images / "compute_75").mkdir()
     (images / "compute_75" / "plain_f32_any.fatbin").write_bytes(fatbin(b""))
     built = build(spec, ["compute_75"], "core", "1", images, tuning, templates)
-    assert (built.dropped, built.rows) == (2, 0)
+    assert (built.dropped[LACKING], built.rows, built.records) == (2, 0, 0)
+
+
+def test_records_of_a_kernel_that_has_changed_are_dropped_one_by_one(project: Project, tmp_path: Path) -> None:
+    tuning = tune(project.spec, project.templates, tmp_path / "tuning", {FAST: 4, PLAIN: 3})
+    header = project.templates / "fast.cuh"
+    header.write_text(header.read_text() + "// changed\n")
+    built = build(project.spec, ARCHS, "core", "1", tuning=tuning, templates=project.templates)
+    assert built.dropped == {"of variants that have changed since": 1}
+    assert f"(('{PLAIN}', 3.0),)" in built.text
+
+
+def test_a_gpu_that_no_arch_describes(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
+    tuning = tune(spec, templates, tmp_path / "tuning", {FAST: 2}, GPU.replace("132", "131"))
+    with pytest.raises(TableError, match=r"131 SMs.*no arch of .*variants.toml has a gpu of this silicon"):
+        make(spec, templates, images=images, tuning=tuning)
+
+
+def test_a_bucket_and_its_transfer_regret(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
+    slow = min(FAST, BIG, key=lambda name: name == assumed_best(spec))
+    for m in (97, 100, 128):
+        tuning = tune(spec, templates, tmp_path / "tuning", {FAST: 2, BIG: 2} | {slow: 1}, m=m)
+    table = module(make(spec, templates, images=images, tuning=tuning).text, tmp_path / "_table.py")
+    other = BIG if slow == FAST else FAST
+    assert [("gemm", "bf16", "nt", 16, 128, 64, 64, GPU, (slow, other))] == table.TABLE
+    assert table.REGRET == {GPU: {"bucket": {"problems": 3, "geomean": 1.0, "p90": 1.0, "max": 1.0}}}
+
+
+def assumed_best(spec: Spec) -> str:
+    known = {point.variant.name: point.variant for point in points(spec)}
+    return chooser(spec, known, Gpu.parse(GPU), Fits())(KEY, [FAST, BIG])
+
+
+def test_coefficients_come_from_the_file_beside_the_records(
+    spec: Spec, templates: Path, images: Path, tmp_path: Path
+) -> None:
+    tuning = tune(spec, templates, tmp_path / "tuning", {FAST: 1, BIG: 1.001})
+    fits = {
+        name: Fit(Coefficients(us, *[1.0] * 8), 9, 0.1) for name, us in ((FAST, 9.0), (BIG, 1.0), (EXHAUSTIVE, 1.0))
+    }
+    regret = Regret(3, 1.01, 1.02, 1.03)
+    (tuning / "new.cost.json").write_text(dump(Gpu.parse(GPU), Fits(fits, regret)))
+    table = module(make(spec, templates, images=images, tuning=tuning).text, tmp_path / "_table.py")
+    assert {GPU: {FAST: (9.0, *[1.0] * 8), BIG: (1.0, *[1.0] * 8)}} == table.COEFFICIENTS
+    assert {GPU: {"model": regret._asdict()}} == table.REGRET
+    assert table.RECORDS[GPU][tuple(KEY)][0] == (BIG, 1.001)  # within the noise, and the model's choice
 
 
 # ---- the host device
@@ -186,26 +246,27 @@ def test_every_image_of_host_is_the_one_library(tmp_path: Path) -> None:
         build(REAL, ["host"], "core", "1", tmp_path)
 
 
-def test_times_of_a_cpu_and_of_gpus_never_mix(spec: Spec, templates: Path, tmp_path: Path) -> None:
-    for gpu, us in (("A", {FAST: 1, BIG: 2}), ("B", {FAST: 1, BIG: 3}), ("host CPU (2 cores)", {FAST: 900, BIG: 1})):
-        tune(tmp_path / "tuning", us, gpu)
-    table = module(make(spec, templates, tuning=tmp_path / "tuning").text, tmp_path / "_table.py")
-    ranked = {row[-2]: row[-1][0] for row in table.TABLE}
-    assert ranked == {"A": FAST, "B": FAST, "*": FAST, "host CPU (2 cores)": BIG}
+HOST_GPU = "host CPU (2 cores), 0.0, 2 SMs, 32 MiB L2, 20 GB/s"
 
 
-def test_record_of_a_name_in_no_tier(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=rf"New.jsonl:2: us: no tier of variants.toml has '{FAST}2'; nearest: {FAST}"):
-        make(spec, templates, images=images, tuning=tune(tmp_path / "tuning", {f"{FAST}2": 1.0}))
+def test_times_of_a_cpu_and_of_gpus_never_mix(tmp_path: Path) -> None:
+    slow, fast = [v.name for v in expand(REAL, "host").variants if v.image == "gemm_simt_f32_nt"][:2]
+    h200 = "NVIDIA H200, 9.0, 132 SMs, 60 MiB L2, 4800 GB/s"
+    for gpu, us in ((h200, {slow: 2.0, fast: 1.0}), (HOST_GPU, {slow: 800.0, fast: 900.0})):
+        tune(REAL, TEMPLATES, tmp_path / "tuning", us, gpu)
+    text = build(REAL, ["host", "sm_90a"], "core", "1", tuning=tmp_path / "tuning").text
+    table = module(text, tmp_path / "_table.py")
+    ranked = {gpu: [name for names in rows.values() for name, _ in names] for gpu, rows in table.RECORDS.items()}
+    assert ranked == {h200: [fast, slow], HOST_GPU: [slow, fast]}
 
 
 def test_every_name_of_the_table_has_an_image(spec: Spec, templates: Path, images: Path, tmp_path: Path) -> None:
     every = {point.variant.name: 1.0 + i for i, point in enumerate(points(spec))}
-    text = make(spec, templates, images=images, tuning=tune(tmp_path / "tuning", every)).text
+    text = make(spec, templates, images=images, tuning=tune(spec, templates, tmp_path / "tuning", every)).text
     table = module(text, tmp_path / "_table.py")
     built = {name for units in table.IMAGES.values() for image in units.values() for name in image["variants"]}
-    fastest = tuple(name for name in every if name in built)[:KEPT]
-    assert [row[-1] for row in table.TABLE] == [fastest]
+    fastest = [name for name in every if name in built][:KEPT]
+    assert [[name for name, _ in row] for row in table.RECORDS[GPU].values()] == [fastest]
     assert find(spec, FAST).variant.name in built
 
 

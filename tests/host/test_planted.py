@@ -36,6 +36,9 @@ class Fault:
 WAIT = """if constexpr (ASYNC) copy_async_wait<C::STAGES - 2>();
                     __syncthreads();
 """
+NEXT_PASS = """acc[i + GROUP / 16][j][e];
+            __syncthreads();
+"""
 FAULTS = {
     "removed barrier": Fault(
         "gemm_mma.cuh",
@@ -45,8 +48,8 @@ FAULTS = {
     ),
     "removed barrier between passes": Fault(
         "gemm_mma.cuh",
-        "pass * GROUP);\n            __syncthreads();",
-        "pass * GROUP);",
+        NEXT_PASS,
+        NEXT_PASS.replace("__syncthreads();", ""),
         r"race: (reads|writes) byte \d+ .*, with no barrier since it was (read|written)",
         False,
     ),
@@ -101,15 +104,15 @@ FAULTS = {
     ),
     "barrier in a divergent branch": Fault(
         "gemm_mma.cuh",
-        "pass * GROUP);\n            __syncthreads();",
-        "pass * GROUP);\n            if (warp == 0) __syncthreads();\n            else __syncthreads();",
+        NEXT_PASS,
+        NEXT_PASS.replace("__syn", "if (warp == 0) __syncthreads();\n            else __syn"),
         r"deadlock: 32 threads \(from 0 on\) wait at __syncthreads \(gemm_mma.cuh:(\d+)\); "
         r"\d+ threads \(from 32 on\) wait at __syncthreads \(gemm_mma.cuh:(?!\1\))\d+\)$",
     ),
     "barrier of odd lanes": Fault(
         "gemm_mma.cuh",
-        "pass * GROUP);\n            __syncthreads();",
-        "pass * GROUP);\n            if (threadIdx.x % 2) __syncthreads();",
+        NEXT_PASS,
+        NEXT_PASS.replace("__syn", "if (threadIdx.x % 2) __syn"),
         r"(deadlock|race): ",
     ),
     "barrier after some have left": Fault(

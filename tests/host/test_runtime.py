@@ -26,6 +26,7 @@ from tests.host.harness import CORE, build
 from tilery import background, device, policy, reference
 from tilery import pack as packs
 from tilery.errors import CompileError, HostError, PackError, UnknownName, UnsupportedProblem
+from tilery.generator.records import Gpu
 from tilery.host import compiler, jit
 from tilery.host import plan as plans
 from tilery.pack import Pack
@@ -145,10 +146,11 @@ def test_explain_decides_for_this_cpu(pack: Pack, monkeypatch: pytest.MonkeyPatc
 
 
 def test_rows_of_gpus_do_not_choose_for_the_cpu(pack: Pack, use: Callable[[Pack], None]) -> None:
-    row = ("gemm", "f32", "nn", 4, 64, 64, 64, "*")
-    use(replace(pack, table={row: (NAIVE,)}))
+    row = ("gemm", "f32", "nn", 4, 64, 64, 64)
+    gpu = Gpu("GPU", (9, 0), 132, 60, 4800)
+    use(replace(pack, table={(*row, gpu): (NAIVE,)}))
     assert tilery.explain("gemm", m=64, n=64, k=64, dtype="f32", align=4, arch="host").tier == "model"
-    use(replace(pack, table={(*row[:-1], str(device.representative("host"))): (NAIVE,)}))
+    use(replace(pack, table={(*row, device.representative("host").gpu): (NAIVE,)}))
     decision = tilery.explain("gemm", m=64, n=64, k=64, dtype="f32", align=4, arch="host")
     assert (decision.tier, decision.variant.name) == ("bucket", NAIVE)
 

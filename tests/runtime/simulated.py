@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,18 @@ ARCHS = {
     "sm_100f": (AMPERE, 232448, (10, 0)),
     "sm_120f": (AMPERE, 101376, (12, 0)),
 }
+_MODEL = {"tile_clocks": 1000, "line_clocks": 1, "scalar_clocks": 0.5, "memory": 0.9, "l2_bytes": 50}
 COST: dict[str, dict[str, Any]] = {
-    "gemm_naive": {
+    "gemm_naive": _MODEL
+    | {
         "rate": {"f32": 128, "f16": 128, "bf16": 128, "s8": 128},
         "efficiency": 0.04,
         "step_clocks": 40,
         "start_us": 2.0,
     },
-    "gemm_simt": {"rate": {"f32": 128, "f16": 128}, "efficiency": 0.7, "step_clocks": 300, "start_us": 2.0},
-    "gemm_mma": {
+    "gemm_simt": _MODEL | {"rate": {"f32": 128, "f16": 128}, "efficiency": 0.7, "step_clocks": 300, "start_us": 2.0},
+    "gemm_mma": _MODEL
+    | {
         "rate": {"f16": 1024, "bf16": 1024, "tf32": 512},
         "efficiency": 0.6,
         "step_clocks": 250,
@@ -92,7 +95,15 @@ def _variants() -> list[Variant]:
     return naive + simt + mma
 
 
-VARIANTS = {variant.name: variant for variant in _variants()}
+def _sums(variant: Variant) -> dict[str, str]:
+    """How the families of these names sum."""
+    if variant.dtype == "s8":
+        return {"accumulator": "s32", "reduction": "exact"}
+    mma = "mma_k8" if variant.dtype == "tf32" else "mma_k16"
+    return {"accumulator": "f32", "reduction": mma if variant.family == "gemm_mma" else "fma"}
+
+
+VARIANTS = {variant.name: replace(variant, **_sums(variant)) for variant in _variants()}
 
 
 def _row(variant: Variant) -> dict[str, Any]:
@@ -119,7 +130,7 @@ def table() -> dict[str, Any]:
     """The names of a ``_table.py``, free to be changed."""
     return copy.deepcopy(
         {
-            "SCHEMA": 1,
+            "SCHEMA": 2,
             "VERSION": "0.0.0",
             "TIER": "core",
             "ARCHS": {
@@ -128,10 +139,13 @@ def table() -> dict[str, Any]:
             },
             "COST": COST,
             "FALLBACK": {"gemm": "gemm_naive"},
+            "REDUCTIONS": {"gemm": ("mma_k16", "mma_k8", "exact", "fma")},
             "VARIANTS": {name: _row(variant) for name, variant in VARIANTS.items()},
             "IMAGES": {name: _images(features, shared) for name, (features, shared, _) in ARCHS.items()},
             "TABLE": [],
             "RECORDS": {},
+            "COEFFICIENTS": {},
+            "REGRET": {},
         }
     )
 

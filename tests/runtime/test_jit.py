@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime import simulated
-from tilery import jit
+from tilery import jit, toolchain
 from tilery.errors import CompileError, PackError
 from tilery.generator import render
 from tilery.generator.errors import RenderError
@@ -53,7 +54,7 @@ def test_an_error_shows_log_and_options() -> None:
     with pytest.raises(CompileError) as raised:
         compile_source(SOURCE.replace("twice(*p)", "thrice(*p)"), "fixture", HEADERS, options("sm_90a"))
     assert 'identifier "thrice" is undefined' in raised.value.log
-    assert raised.value.options == ("--gpu-architecture=sm_90a", "--std=c++17")
+    assert raised.value.options == options("sm_90a")
     for part in ("fixture.cu(2)", "thrice", "--gpu-architecture=sm_90a"):
         assert part in str(raised.value)
 
@@ -72,11 +73,11 @@ def test_no_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("libnvrtc.so.13 was not found\nin many places")
 
-    jit.toolchain.cache_clear()
-    monkeypatch.setattr(jit, "_nvrtc", fail)
+    toolchain.loaded.cache_clear()
+    monkeypatch.setattr(toolchain, "nvrtc", fail)
     with pytest.raises(CompileError, match=r"libnvrtc.so.13 was not found.*pip install nvidia-cuda-nvrtc"):
         compile_source(SOURCE, "fixture", HEADERS, options("sm_90a"))
-    jit.toolchain.cache_clear()
+    toolchain.loaded.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -137,12 +138,11 @@ def test_an_edited_template_is_compiled_again(tmp_path: Path, monkeypatch: pytes
 
 def test_each_part_of_the_key_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Variant("gemm_other", "gemm", "f32", "nn", 1, VARIANT.config)
-    keys = {jit.key(v, a, c, lib) for v in (VARIANT, other) for a in ("sm_80", "sm_90a") for c in "xy" for lib in "12"}
-    for tools in (Toolchain("13.1", "1"), Toolchain("13.0", "2")):
-        monkeypatch.setattr(jit, "toolchain", lambda tools=tools: tools)
-        keys.add(jit.key(VARIANT, "sm_80", "x", "1"))
+    every = itertools.product((VARIANT, other), ("sm_80", "sm_90a"), "xy", "12", (Toolchain("13.0", "1"),))
+    keys = {jit.key(*parts) for parts in every}
+    keys |= {jit.key(VARIANT, "sm_80", "x", "1", tools) for tools in (Toolchain("13.1", "1"), Toolchain("13.0", "2"))}
     monkeypatch.setattr(jit, "options", lambda arch: ("--more",))
-    keys.add(jit.key(VARIANT, "sm_80", "x", "1"))
+    keys.add(jit.key(VARIANT, "sm_80", "x", "1", Toolchain("13.0", "1")))
     assert len({key.digest for key in keys}) == len(keys) == 19
 
 

@@ -42,13 +42,21 @@ def _misname(table: dict[str, Any]) -> None:
     table["IMAGES"] = {}
 
 
+GPU = "New, 9.0, 132 SMs, 60 MiB L2, 4800 GB/s"
 FAULTS = {
-    "schema": (lambda t: t.update(SCHEMA=2), "schema 2, this runtime reads 1"),
+    "schema": (lambda t: t.update(SCHEMA=1), "schema 1, this runtime reads 2"),
     "table": (
-        lambda t: t["TABLE"].append(("gemm", "bf16", "nt", 16, 1, 1, 1, "*", ("gone_b", "gone_a"))),
+        lambda t: t["TABLE"].append(("gemm", "bf16", "nt", 16, 1, 1, 1, GPU, ("gone_b", "gone_a"))),
         "gone_a, gone_b",
     ),
-    "records": (lambda t: t["RECORDS"].update(G={("gemm",): ("gone",)}), "the records name variants .*: gone"),
+    "records": (
+        lambda t: t["RECORDS"].update({GPU: {("gemm", "bf16", "nt", 16, *[1] * 4, "bf16", ""): (("gone", 1.0),)}}),
+        "the records name variants .*: gone",
+    ),
+    "coefficients": (
+        lambda t: t["COEFFICIENTS"].update({GPU: {"gone": (1,) * 9}}),
+        "coefficients of variants .*: gone",
+    ),
     "image": (
         lambda t: t["IMAGES"]["sm_80"]["gemm_mma_bf16_nt"]["variants"].append("gone"),
         "images hold variants .*: gone",
@@ -56,6 +64,10 @@ FAULTS = {
     "arch": (lambda t: t["IMAGES"].update(sm_99={}), "archs .*: sm_99"),
     "fallback": (lambda t: t["FALLBACK"].update(gemm="gemm_none"), "gemm_none"),
     "cost": (lambda t: t["COST"]["gemm_mma"]["rate"].pop("tf32"), "gemm_mma of tf32"),
+    "reduction": (
+        lambda t: t["VARIANTS"][NAME].update(reduction="mma_k61"),
+        f"{NAME} sums as 'mma_k61', which gemm does not list",
+    ),
     "name": (_misname, "the row other describes gemm_naive_f32_any_16x16x1"),
 }
 

@@ -6,11 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.runtime.simulated import H200, NVRTC, pack, problem
+from tilery.dispatch import choose
+from tilery.policy import Policy
 from tilery.stats import GROUPS, count, reset, stats, track
 
 
 class FakePlan:
     def __init__(self, tier: str, calls: int) -> None:
+        self.decision = choose(problem(), H200, pack(), Policy(), {}, lambda: NVRTC)
         self.tier = tier
         self.calls = calls
 
@@ -23,7 +27,8 @@ def fresh() -> Iterator[None]:
 
 
 def test_nothing_happened() -> None:
-    assert stats() == {name: {} for name in ("plans", "calls", *GROUPS)}
+    empty = {name: {} for name in ("plans", "calls", "memo", "hit_rates", *GROUPS)}
+    assert stats() == empty | {"uncovered": [], "uncovered_others": {"problems": 0, "calls": 0}}
 
 
 def test_counts_and_calls() -> None:
@@ -37,3 +42,4 @@ def test_counts_and_calls() -> None:
     assert report["jit"] == {"seconds": 0.5}
     assert report["plans"] == {"model": 2, "jit": 1}
     assert report["calls"] == {"model": 7, "jit": 1}
+    assert report["memo"] == {"hits": 5, "misses": 3}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,29 +51,25 @@ def test_two_keys_have_two_digests(one: Key, other: Key) -> None:
 
 def test_a_kind_is_one_of_a_few() -> None:
     """It names a folder."""
-    with pytest.raises(ValueError, match="binary, record"):
+    with pytest.raises(ValueError, match="binary, record, toolchain"):
         Key("../etc", ())
 
 
 def _binary(variant: Variant, **changes: str) -> Key:
     """The key of a compiled variant, with some of what it depends on changed."""
-    values = {"arch": "sm_90a", "content": "c0ffee", "library": "0.1.0"} | changes
-    return jit.key(variant, values["arch"], values["content"], values["library"])
+    values = {"arch": "sm_90a", "content": "c0ffee", "library": "0.1.0", "version": "13.0", "build": "1234"} | changes
+    tools = jit.Toolchain(values["version"], values["build"], (90,))
+    return jit.key(variant, values["arch"], values["content"], values["library"], tools)
 
 
 def test_each_field_of_a_compiled_variant_changes_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Source and headers are one hash, `generator.render.content_hash`."""
     one, other = list(builtin().variants.values())[:2]
-    tools = jit.Toolchain("13.0", "1234", (90,))
-    monkeypatch.setattr(jit, "toolchain", lambda: tools)
     key = _binary(one)
     names = {name for name, _ in key.fields}
     assert names >= {"variant", "content", "options", "arch", "nvrtc", "build", "library"}
     keys = [key, _binary(other), _binary(one, arch="sm_90"), _binary(one, content="tea"), _binary(one, library="0.2")]
-    for changed in (replace(tools, version="13.1"), replace(tools, build="1235")):
-        monkeypatch.setattr(jit, "toolchain", lambda changed=changed: changed)
-        keys.append(_binary(one))
-    monkeypatch.setattr(jit, "toolchain", lambda: tools)
+    keys += [_binary(one, version="13.1"), _binary(one, build="1235")]
     monkeypatch.setattr(jit, "options", lambda arch: ("--std=c++17", f"--gpu-architecture={arch}"))
     keys.append(_binary(one))
     assert len({key.digest for key in keys}) == len(keys) == 8

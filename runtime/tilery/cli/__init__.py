@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import InvalidInput, TileryError, UnknownName
-from . import cache, debug, demo, doctor, explain, listing, warm
+from . import cache, coverage, debug, demo, doctor, explain, listing, stats, tune, verify, warm
 from .output import show_error
 
 BAD_INPUT = (InvalidInput, UnknownName)
@@ -34,7 +34,11 @@ app.command("debug")(debug.debug)
 app.command("doctor")(doctor.doctor)
 app.command("list")(listing.list_variants)
 app.command("explain")(explain.explain)
+app.command("stats")(stats.stats)
 app.command("warm")(warm.warm)
+app.command("tune")(tune.tune)
+app.command("coverage")(coverage.coverage)
+app.command("verify")(verify.verify)
 app.add_typer(cache.app, name="cache")
 
 

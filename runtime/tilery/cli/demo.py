@@ -107,7 +107,7 @@ def _stored(store: Store, decision: Decision, pack: Pack) -> str | None:
     variant = decision.variant
     # The pack's hash is stale in an edited checkout; the entry is then under that of the source.
     for content in (pack.hashes[variant.name], content_hash(variant)):
-        if found := store.path(jit.key(variant, decision.arch, content, pack.version)):
+        if found := store.path(jit.key(variant, decision.arch, content, pack.version, jit.toolchain())):
             return str(found)
     return str(store.root)
 

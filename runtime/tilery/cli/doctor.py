@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import typer
 from rich.text import Text
 
-from .. import __version__, device, image, jit, policy
+from .. import __version__, blocklist, device, image, jit, policy
 from ..errors import CompileError, TileryError
 from ..pack import Pack, builtin
 from ..store import Store, maintain, store_for
@@ -25,7 +25,7 @@ OLDEST_DRIVER = 13000  # the first that loads what CUDA 13 made
 DRIVER_ADVICE = "Install an NVIDIA driver for CUDA 13.0 or later (r580)."
 REBUILD = "Install tilery from source on this machine, which compiles for its GPUs: `pip install .` in a checkout."
 REQUIRED = ("numpy", "cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
-OPTIONAL = ("torch", "cupy-cuda13x", "jax", "ml-dtypes")
+OPTIONAL = ("torch", "cupy-cuda13x", "jax", "ml-dtypes", "nvtx")
 PROBE = 'extern "C" __global__ void probe(int* p) { *p = 1; }'
 
 
@@ -118,7 +118,7 @@ def check_gpus(at: Machine) -> Report:
 def _without_machine_code(report: Report, gpu: device.DeviceInfo, built: tuple[str, ...], at: Machine) -> None:
     if built:
         report.warn(f"GPU {gpu.ordinal} is served by PTX ({built[0]}), compiled by the driver at first use.", REBUILD)
-    elif at.settings.jit == "off" or not jit.target(gpu.cc, at.pack.archs if at.pack else (), jit.toolchain()):
+    elif at.settings.jit == "off" or not jit.target(gpu.cc, at.pack.archs if at.pack else (), jit.loaded()):
         report.error(f"GPU {gpu.ordinal} is served by no image, and nothing can be compiled for it.", REBUILD)
     else:
         report.warn(f"GPU {gpu.ordinal} is served by no image: NVRTC compiles each kernel at first use.", REBUILD)
@@ -126,7 +126,7 @@ def _without_machine_code(report: Report, gpu: device.DeviceInfo, built: tuple[s
 
 def check_nvrtc(at: Machine) -> Report:
     """NVRTC: a tiny kernel is compiled, so that a broken installation shows here."""
-    tools = jit.toolchain()
+    tools = jit.loaded()
     report = Report({"version": tools.version or None, "path": None, "archs": list(tools.archs)})
     if tools.why_none:
         wrong = report.warn if at.settings.jit == "off" else report.error
@@ -210,6 +210,9 @@ def _contents(store: Store, user: Level) -> Report:
     data |= {"max_entries": store.limits.entries, "max_bytes": store.limits.bytes}
     report = Report(data | {"quarantined": found.quarantined, "failed": found.failed, "seeds": []})
     report.lines.append(f"{user.root}: {entries} entries, {mib(size)} of at most {mib(store.limits.bytes)}")
+    if blocked := sum(1 for _ in blocklist.findings(store)):
+        report.lines.append(f"{blocked} findings of wrong variants: `tilery verify --list` shows them")
+    report.data["blocked"] = blocked
     for seed in store.seeds:
         count = sum(1 for _ in seed.entries())
         report.data["seeds"].append({"path": str(seed.root), "entries": count})
@@ -239,7 +242,19 @@ def check_variables(at: Machine) -> Report:
         report.error(f"TILERY_FORCE_VARIANT names {forced}, which is no variant.", "`tilery list` shows all.")
     elif forced:
         report.warn(f"Every call is served by {forced}, or fails.", "Unset TILERY_FORCE_VARIANT for free choice.")
+    _check_observers(report, at.settings)
     return report
+
+
+def _check_observers(report: Report, settings: policy.Policy) -> None:
+    if settings.nvtx and not _version("nvtx"):
+        advice = "`pip install 'tilery[nvtx]'`, or unset TILERY_NVTX."
+        report.error(
+            "TILERY_NVTX asks for ranges, and the package nvtx is not installed: no call on a GPU works.", advice
+        )
+    if settings.trace and not os.access(settings.trace.parent, os.W_OK | os.X_OK):
+        text = f"Nothing can be written to the trace {settings.trace}: its folder is missing or read-only."
+        report.warn(text, "Make the folder, or name another file with TILERY_TRACE.")
 
 
 def _value(settings: policy.Policy, name: str) -> str | None:

@@ -6,9 +6,10 @@ import ctypes
 import logging
 import os
 import threading
+import time
 from functools import partial
 
-from .. import background, image, policy
+from .. import background, blocklist, image, policy, trace
 from ..decision import Decision
 from ..device import representative
 from ..dispatch import choose
@@ -38,11 +39,12 @@ class HostPlan:
         shared_bytes: dynamic shared memory of a block.
         calls: launches so far; may lack a few where threads share the Plan.
         origin: where the code was: ``memory`` (loaded before), ``image``, ``store``, or ``compiler``, which made it.
+        seconds: what choosing and making ready took.
     """
 
-    __slots__ = ("_library", "block", "calls", "decision", "grid", "origin", "shared_bytes")
+    __slots__ = ("_library", "block", "calls", "decision", "grid", "origin", "seconds", "shared_bytes")
 
-    def __init__(self, decision: Decision, library: Library, origin: str) -> None:
+    def __init__(self, decision: Decision, library: Library, origin: str, seconds: float = 0.0) -> None:
         variant, problem = decision.variant, decision.problem
         self.decision = decision
         self.grid = grid(variant, problem.m, problem.n, problem.batch)
@@ -50,6 +52,7 @@ class HostPlan:
         self.shared_bytes = variant.shared_bytes
         self.calls = 0
         self.origin = origin
+        self.seconds = seconds
         self._library = library
 
     @property
@@ -83,6 +86,7 @@ class Memory:
         failed: what did not compile or load, with the reason.
         compiled: the variants that the compiler made and that are loaded, with their arch.
         errors: by variant, the compiler's error: it would be the same again.
+        blocked: by store, the variants that `tilery verify` found wrong on this CPU.
         lock: under which Plans are made.
     """
 
@@ -92,6 +96,7 @@ class Memory:
         self.failed: Failed = {}
         self.compiled: dict[str, str] = {}
         self.errors: dict[str, CompileError] = {}
+        self.blocked: blocklist.Memo = {}
         self.lock = threading.RLock()
 
 
@@ -103,7 +108,8 @@ def plan_for(problem: Problem) -> HostPlan | None:
 
     Raises:
         UnknownName: the policy forces a variant that is unknown or does not fit.
-        UnsupportedProblem: the policy is jit='require', and nothing but the fallback could serve.
+        UnsupportedProblem: the policy is jit='require', and nothing but the fallback could serve; or it has a numerics
+            contract, and nothing but the reference could.
         CompileError, PackError: what was forced or required could not be made ready.
     """
     memory, key = _memory, (problem, policy.current())
@@ -111,6 +117,18 @@ def plan_for(problem: Problem) -> HostPlan | None:
         return memory.plans[key]
     except KeyError:
         return _first(memory, key)
+
+
+def unblocked(problem: Problem) -> HostPlan:
+    """The Plan of the variant that the policy forces, also where `tilery verify` found it wrong; it is not kept.
+
+    Raises:
+        UnknownName: the variant is unknown or does not fit.
+        CompileError, PackError: it could not be made ready.
+    """
+    pack, settings = builtin(), policy.current()
+    decision = choose(problem, representative(HOST, pack), pack, settings)
+    return HostPlan(decision, *_load(_memory, decision, pack, settings))
 
 
 def _first(memory: Memory, key: Key) -> HostPlan | None:
@@ -121,7 +139,7 @@ def _first(memory: Memory, key: Key) -> HostPlan | None:
         try:
             plan = _build(memory, problem, settings)
         except (UnsupportedProblem, PackError) as error:
-            if settings.force_variant is not None or settings.jit == "require":
+            if settings.force_variant is not None or settings.jit == "require" or settings.numerics != "fast":
                 raise
             _without(memory, key, error)
             return None
@@ -142,6 +160,7 @@ def _without(memory: Memory, key: Key, error: TileryError) -> None:
 
 def _publish(memory: Memory, key: Key, plan: HostPlan) -> None:
     count_plan(plan, plan.decision, plan.origin)
+    trace.built(key[1], plan, plan.origin, plan.seconds, swap=key in memory.plans)
     memory.plans[key] = plan
 
 
@@ -166,13 +185,16 @@ def decide(problem: Problem, pack: Pack, settings: Policy, *, waits: bool = Fals
 def _choose(memory: Memory, problem: Problem, pack: Pack, settings: Policy, waits: bool) -> Decision:
     if HOST not in pack.archs:
         raise PackError("the pack was built without the host device")
-    cpu = representative(HOST, pack)
-    return choose(problem, cpu, pack, settings, dict(memory.failed), compiled=dict(memory.compiled), waits=waits)
+    cpu, failed, compiled = representative(HOST, pack), dict(memory.failed), dict(memory.compiled)
+    # Images need no store: none is made for a call that they serve.
+    any_blocked = blocklist.any_for(settings)
+    blocked = blocklist.known(memory.blocked, store_for(settings), cpu, pack) if any_blocked else {}
+    return choose(problem, cpu, pack, settings, failed, compiled=compiled, waits=waits, blocked=blocked)
 
 
 def _build(memory: Memory, problem: Problem, settings: Policy, *, waits: bool = False) -> HostPlan:
     """Choose and make ready; what turns out unusable is remembered for the process, and the next candidate serves."""
-    pack = builtin()
+    started, pack = time.perf_counter(), builtin()
     last: TileryError | None = None
     while True:
         try:
@@ -180,7 +202,7 @@ def _build(memory: Memory, problem: Problem, settings: Policy, *, waits: bool = 
         except UnsupportedProblem as error:
             raise error from last
         try:
-            return HostPlan(decision, *_load(memory, decision, pack, settings))
+            return HostPlan(decision, *_load(memory, decision, pack, settings), time.perf_counter() - started)
         except (CompileError, PackError) as error:
             if decision.tier == "forced" or (settings.jit == "require" and decision.source == "jit"):
                 raise

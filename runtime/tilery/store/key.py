@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 SCHEMA = 1
-KINDS = ("binary", "record")
+KINDS = ("binary", "record", "toolchain")
 
 
 @dataclass(frozen=True, slots=True)

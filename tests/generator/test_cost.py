@@ -1,0 +1,185 @@
+"""The cost model: what it must get right whatever its coefficients, and what the fit recovers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from generator import cost, fit
+from generator.cost import Coefficients, assumed, predict, time_us, work
+from generator.errors import TableError
+from generator.expand import expand
+from generator.fit import Fit, Fits
+from generator.load import load
+from generator.ranking import Regret
+from generator.records import Gpu, Key
+
+SPEC = load()
+VARIANTS = {variant.name: variant for variant in expand(SPEC, "sm_90a").variants}
+COSTS = {name: family.cost for name, family in SPEC.families.items()}
+H200 = SimpleNamespace(**SPEC.archs["sm_90a"].gpu)
+GPUS = [SimpleNamespace(**arch.gpu) for name, arch in SPEC.archs.items() if name != "host"]
+GPU = Gpu("NVIDIA H200", (9, 0), 132, 60, 4800)
+LARGE = "gemm_mma_bf16_nt_128x256x32_w2x4_s4_a16"
+SMALL = "gemm_mma_bf16_nt_16x64x128_w1x4_s4_a16"
+KEY = Key("gemm", "bf16", "nt", 16, 512, 512, 512, 1, "bf16", "")
+
+# Whole lines: an aligned problem can take less time than a smaller one that is not.
+sizes = st.integers(1, 150).map(lambda count: 128 * count)
+positive = st.floats(0.01, 1e4)
+coefficients = st.builds(Coefficients, *[positive] * len(Coefficients._fields))
+
+
+@given(st.sampled_from(sorted(VARIANTS)), sizes, sizes, sizes, st.sampled_from("mnk"), coefficients)
+def test_more_work_never_takes_less_time(name: str, m: int, n: int, k: int, axis: str, c: Coefficients) -> None:
+    key = KEY._replace(m=m, n=n, k=k)
+    more = key._replace(**{axis: getattr(key, axis) * 2})
+    before, after = (time_us(work(VARIANTS[name], one, H200), H200, c) for one in (key, more))
+    assert 0 < before <= after * (1 + 1e-9)
+
+
+def test_waves_of_blocks() -> None:
+    variant = VARIANTS[LARGE]
+    resident = cost.resident_blocks(variant, H200)
+    tiles = resident * H200.sms
+    one, two = (work(variant, KEY._replace(m=128 * tiles, n=256 * times), H200) for times in (1, 2))
+    assert (one.waves, one.last, two.waves, two.last) == (1, 0, 2, 0)
+    # One SM takes all blocks that are left; after more waves it is less and less likely to.
+    more = work(variant, KEY._replace(m=128 * (tiles + resident), n=256), H200)
+    assert (more.waves, more.last) == (1, 1 + (resident - 1) / 2)
+    few = work(variant, KEY._replace(m=128 * H200.sms, n=256), H200)
+    assert (few.waves, few.last) == ((1, 0) if resident == 1 else (0, 1))
+
+
+def test_rows_within_a_line_touch_one_more() -> None:
+    """64 bf16 are a line of 128 bytes; in rows of 1000 elements each begins 16 bytes further in one."""
+    variant = VARIANTS["gemm_mma_bf16_nt_64x128x64_w2x2_s4_a16"]
+    aligned, shifted = (work(variant, KEY._replace(m=640, n=1280, k=k), H200) for k in (1024, 1000))
+    assert aligned.lines == 64 + 128
+    assert shifted.lines == (64 + 128) * (2 - 16 / 128)
+    mn_major = VARIANTS["gemm_mma_bf16_tn_64x128x64_w2x2_s4_a16"]
+    assert work(mn_major, KEY._replace(layout="tn", m=640, n=1280, k=1000), H200).lines == 64 * 1 + 64 * 2
+
+
+def test_results_whose_rows_begin_anywhere_are_stored_one_by_one() -> None:
+    assert work(VARIANTS[LARGE], KEY, H200).scalars == 0
+    assert work(VARIANTS[LARGE], KEY._replace(m=256, n=257), H200).scalars == 128 * 256
+
+
+def test_the_widest_of_each_family_contend() -> None:
+    names = [LARGE, SMALL, "gemm_mma_bf16_nt_64x64x64_w2x2_s2", "gemm_naive_bf16_any_16x16x1"]
+    found = [variant.name for variant in cost.contenders(VARIANTS[name] for name in names)]
+    assert found == [LARGE, SMALL, "gemm_naive_bf16_any_16x16x1"]
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_it_ranks_sensibly_on_every_gpu(gpu: Any) -> None:
+    """Small tiles for few rows, large ones for large problems; no fit exists for most of these GPUs."""
+    if gpu.cc == (7, 5):
+        pytest.skip("no bf16 tensor cores")
+
+    def cheaper(key: Key) -> str:
+        return min((LARGE, SMALL), key=lambda name: predict(VARIANTS[name], key, gpu, COSTS["gemm_mma"]))
+
+    assert cheaper(KEY._replace(m=1, n=4096, k=4096)) == SMALL
+    assert cheaper(KEY._replace(m=8192, n=8192, k=8192)) == LARGE
+
+
+def test_outputs_that_are_added_to_are_read() -> None:
+    problem = SimpleNamespace(**KEY._asdict(), accumulate=True)
+    found = work(VARIANTS[LARGE], problem, H200)
+    assert found.memory_bytes - work(VARIANTS[LARGE], KEY, H200).memory_bytes == 512 * 512 * 2
+
+
+TRUE = Coefficients(2.5, 600.0, 900.0, 2.0, 3000.0, 2000.0, 0.5, 0.8, 45.0)
+KEYS = [
+    KEY._replace(m=m, n=n, k=k)
+    for m in (1, 16, 100, 512, 4096)
+    for n, k in ((512, 512), (4096, 1024), (1024, 8192), (9000, 4096), (16384, 512))
+]
+
+
+def problems(names: list[str]) -> dict[Key, dict[str, float]]:
+    """Times of an imagined GPU, whose variants differ in a known way."""
+    scaled = {name: replace_all(TRUE, 1 + i / 4) for i, name in enumerate(names)}
+    return {key: {name: time_us(work(VARIANTS[name], key, H200), H200, scaled[name]) for name in names} for key in KEYS}
+
+
+def replace_all(c: Coefficients, factor: float) -> Coefficients:
+    return c._replace(step_clocks=c.step_clocks * factor, block_clocks=c.block_clocks * factor)
+
+
+def mean_error(name: str, c: Coefficients, times: dict[Key, dict[str, float]]) -> float:
+    logs = [math.log(time_us(work(VARIANTS[name], key, H200), H200, c) / us[name]) for key, us in times.items()]
+    return sum(map(abs, logs)) / len(logs)
+
+
+def test_the_fit_finds_the_times_it_is_given() -> None:
+    names = [SMALL, LARGE]
+    given_times = problems(names)
+    before = {name: assumed(VARIANTS[name], COSTS["gemm_mma"]) for name in names}
+    found = fit.fit(given_times, VARIANTS, COSTS, H200)
+    assert list(found) == sorted(names)
+    for name, one in found.items():
+        off = [
+            math.log(time_us(work(VARIANTS[name], key, H200), H200, before[name]) / us[name])
+            for key, us in given_times.items()
+        ]
+        assert one.problems == len(KEYS)
+        assert one.error < 0.05 < sum(map(abs, off)) / len(off)
+    assert set(fit.held_out(given_times, VARIANTS, COSTS, H200)) == set(given_times)
+
+
+def test_one_wild_time_does_not_bend_the_fit() -> None:
+    times = problems([LARGE])
+    wild = {key: {LARGE: us[LARGE] * (30 if key is KEYS[7] else 1)} for key, us in times.items()}
+    assert mean_error(LARGE, fit.fit(wild, VARIANTS, COSTS, H200)[LARGE].coefficients, times) < 0.05
+
+
+def test_what_was_hardly_measured_is_not_fitted() -> None:
+    few = dict(list(problems([LARGE]).items())[: fit.LEAST_PROBLEMS - 1])
+    assert fit.fit(few, VARIANTS, COSTS, H200) == {}
+    assert fit.fit(problems([LARGE]), {}, COSTS, H200) == {}
+
+
+def test_the_file_says_all_of_a_fit(tmp_path: Any) -> None:
+    fits = Fits({LARGE: Fit(TRUE, 12, 0.05)}, Regret(12, 1.01, 1.02, 1.1))
+    (tmp_path / "h200.cost.json").write_text(fit.dump(GPU, fits))
+    assert fit.read(tmp_path) == {GPU: fits}
+    (tmp_path / "other.cost.json").write_text(fit.dump(GPU, Fits()))
+    with pytest.raises(TableError, match=r"other.cost.json: another file has coefficients of NVIDIA H200.*delete one"):
+        fit.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-9],
+        lambda text: text.replace("2.5", "-2.5"),
+        lambda text: text.replace("2.5", "NaN"),
+        lambda text: text.replace("[2.5, ", "["),
+        lambda text: text.replace('"schema": 1', '"schema": 9'),
+        lambda text: text.replace("start_us", "begin_us"),
+        lambda text: text.replace("132 SMs", "many SMs"),
+        lambda text: text.replace('"geomean"', '"mean"'),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Any, damage: Any) -> None:
+    text = damage(fit.dump(GPU, Fits({LARGE: Fit(TRUE, 12, 0.05)}, Regret(12, 1.01, 1.02, 1.1))))
+    (tmp_path / "h200.cost.json").write_text(text)
+    with pytest.raises(TableError, match=r"h200.cost.json: .*fit again"):
+        fit.read(tmp_path)
+
+
+def test_a_variant_may_hold_more_blocks_than_its_accumulators_suggest() -> None:
+    variant = next(v for v in VARIANTS.values() if dict(v.config).get("blocks") == 6)
+    assert cost.resident_blocks(variant, H200) == 6
+    small = SimpleNamespace(**vars(H200) | {"shared_bytes": 2 * variant.shared_bytes})
+    assert cost.resident_blocks(variant, small) == 1
+    assert cost.resident_blocks(replace(variant, threads=1024), H200) == 2
