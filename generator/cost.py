@@ -20,15 +20,18 @@ BYTES = {"f32": 4, "tf32": 4, "f16": 2, "bf16": 2, "s8": 1, "s32": 4}
 SM_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 SM_BLOCKS = 32
 SM_REGISTERS = 65536
-# Registers of a thread beside its accumulators: operand fragments, addresses, loop state.
-OTHER_REGISTERS = 64
+# Registers of a thread beside its accumulators: operand fragments, addresses, loop state. With one sum there are
+# no fragments.
+OTHER_REGISTERS, FEW_REGISTERS = 64, 31
 MAX_REGISTERS = 255
 # The hardware keeps 1 KiB of shared memory for each block, and the SM has 1 KiB beyond what one block may ask for.
 RESERVED_SHARED = 1024
+# Of an SM; each issues for the warps of its own.
+SCHEDULERS = 4
 # Bytes that L1 and L2 look up at once.
 LINE = 128
 # How sharply the largest of overlapping times decides: their p-norm. Fitted times change little from 3 to 8.
-OVERLAP = 4
+OVERLAP = 3
 # A tile of side s does s/2 multiply-adds per element that it loads; a side of 16 reaches half of a family's efficiency.
 HALF_SIDE = 16
 
@@ -111,19 +114,21 @@ class Work(NamedTuple):
 
     Attributes:
         steps: k-steps of a tile.
+        fill: part of a block's warps that work: 1 but where threads below the result return at once.
         lines: lines of memory that a k-step touches.
         scalars: elements of a tile's result that are stored one by one, as where rows do not begin at 16 bytes.
-        resident: blocks of the variant that one SM holds.
-        waves: full waves, of ``resident`` blocks on each SM.
+        resident: blocks that one SM holds, as `_busy` counts them.
+        waves: full waves of them on each SM.
         last: blocks on the busiest SM in the last, incomplete wave.
         memory_bytes: traffic with memory.
         l2_bytes: traffic between L2 and SMs.
     """
 
     steps: int
+    fill: float
     lines: float
     scalars: int
-    resident: int
+    resident: float
     waves: int
     last: float
     memory_bytes: float
@@ -135,10 +140,16 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def sums_per_thread(variant: Variant) -> int:
+    """Elements of the result that a thread computes."""
+    tile_m, tile_n, _ = variant["tile"]
+    return int(tile_m * tile_n // variant.threads)
+
+
 def resident_blocks(variant: Variant, device: Device) -> int:
     """Blocks of the variant that one SM holds at a time, at least 1."""
-    tile_m, tile_n, _ = variant["tile"]
-    registers = min(tile_m * tile_n // variant.threads + OTHER_REGISTERS, MAX_REGISTERS)
+    sums = sums_per_thread(variant)
+    registers = min(sums + (OTHER_REGISTERS if sums > 1 else FEW_REGISTERS), MAX_REGISTERS)
     # A Config with `blocks` has its registers bounded so that as many fit.
     config: dict[str, Any] = dict(variant.config)
     by_registers: int = config.get("blocks", SM_REGISTERS // (registers * variant.threads))
@@ -153,34 +164,47 @@ def work(variant: Variant, problem: Sizes, device: Device) -> Work:
     m, n, k = problem.m, problem.n, problem.k
     size, out_size = BYTES[problem.dtype], BYTES[problem.out_dtype]
     tiles_m, tiles_n = max(1, ceil_div(m, tile_m)), max(1, ceil_div(n, tile_n))
-    resident = resident_blocks(variant, device)
+    resident, warps = resident_blocks(variant, device), ceil_div(variant.threads, 32)
     waves, rest = divmod(tiles_m * tiles_n * problem.batch, resident * device.sms)
     reads_a = reads_b = 1.0
     if (m + n) * k * size > device.l2_bytes:
         side = isqrt(resident * device.sms)
         reads_a, reads_b = max(1.0, n / (side * tile_n)), max(1.0, m / (side * tile_m))
     outputs = m * n * out_size * (2 if getattr(problem, "accumulate", False) else 1)
+    single, inside = sums_per_thread(variant) == 1, min(m, tile_m) * min(n, tile_n)
     return Work(
         steps=max(1, ceil_div(k, tile_k)),
+        fill=ceil_div(min(m, tile_m) * tile_n, 32) / warps if single else 1.0,
         lines=_lines(problem.layout[0] == "t", min(m, tile_m), m * size, tile_k, k * size, size)
         + _lines(problem.layout[-1] == "n", min(n, tile_n), n * size, tile_k, k * size, size),
-        scalars=min(m, tile_m) * min(n, tile_n) if n * out_size % 16 else 0,
-        resident=resident,
+        scalars=inside if single or n * out_size % 16 else 0,
+        resident=_busy(resident, warps),
         waves=waves,
-        last=_last(rest, resident, waves, device.sms),
+        last=_last(rest, resident, waves, device, warps),
         memory_bytes=problem.batch * ((m * reads_a + n * reads_b) * k * size + outputs),
         l2_bytes=float((m * tiles_n + n * tiles_m) * k * size * problem.batch),
     )
 
 
-def _last(rest: int, resident: int, waves: int, sms: int) -> float:
-    """Blocks on the busiest SM in the last wave.
+def _busy(blocks: int, warps: int) -> float:
+    """Blocks whose work takes an SM as long: two warps of a block keep two of its four schedulers busy, so that a third
+    such block takes as long as a fourth one would.
 
-    They are spread evenly, but not behind a full wave: there the first SM that is free takes all that it can hold.
-    After more waves SMs are free at different times, and that fades.
+    >>> [_busy(blocks, 2) for blocks in (1, 2, 3, 4)], _busy(3, 4)
+    ([2.0, 2.0, 4.0, 4.0], 3.0)
     """
-    even = ceil_div(rest, sms)
-    return even + (min(rest, resident) - even) / (waves + 1) if waves else even
+    return ceil_div(blocks * warps, SCHEDULERS) * SCHEDULERS / warps
+
+
+def _last(rest: int, resident: int, waves: int, device: Device, warps: int) -> float:
+    """Blocks on the busiest SM in the last wave, as `_busy` counts them.
+
+    They are spread evenly, but not behind a full wave: there an SM that is free early takes a second one. After more
+    waves SMs are free at different times, and that fades.
+    """
+    even = ceil_div(rest, device.sms)
+    spread = _busy(even, warps)
+    return spread + (_busy(max(even, min(rest, resident, 2)), warps) - spread) / (waves + 1) if waves else spread
 
 
 def _lines(mn_major: bool, mn: int, mn_bytes: int, tile_k: int, k_bytes: int, size: int) -> float:
@@ -193,8 +217,9 @@ def time_us(found: Work, device: Device, c: Coefficients) -> float:
     """Microseconds of some work with these coefficients. Fields of the work may be arrays, for `generator.fit`."""
 
     def wave(blocks: float) -> float:
-        step = _overlap(c.step_clocks, blocks * (c.block_clocks + found.lines * c.line_clocks))
-        return found.steps * step + c.tile_clocks + blocks * (c.store_clocks + found.scalars * c.scalar_clocks)
+        step = _overlap(c.step_clocks, blocks * (found.fill * c.block_clocks + found.lines * c.line_clocks))
+        stores = found.fill * c.store_clocks + found.scalars * c.scalar_clocks
+        return found.steps * step + c.tile_clocks + blocks * stores
 
     clocks = found.waves * wave(found.resident) + (found.last > 0) * wave(found.last)
     return c.start_us + _overlap(

@@ -74,22 +74,28 @@ def merge(
         records: a variant that is measured twice for a problem keeps the later time. GPUs of one silicon are one.
         available: the variants that the build has for a GPU.
         hashes: content hash of every declared variant. A time of another content is of another kernel.
-        fallback: variants that count only where they beat all that was measured beside them: elsewhere, when those are
-            not available, the cost model or the JIT has something better than the one that is left.
+        fallback: variants that count alone only where they beat all that was measured beside them: elsewhere the cost
+            model or the JIT has something better than the one that is left.
     """
     merged = Merged()
     for record in records:
         gpu = next((one for one in merged.times if same_silicon(one, record.gpu)), record.gpu)
-        there, best = available(gpu), min(time.us for time in record.times.values())
+        there, kept = available(gpu), {}
         for name, time in record.times.items():
             if name not in hashes:
                 merged.dropped["of variants that nothing declares"] += 1
             elif not hashes[name].startswith(time.hash):
                 merged.dropped["of variants that have changed since"] += 1
-            elif name not in there or (name in fallback and time.us > best):
+            elif name not in there:
                 merged.dropped["of variants that this build does not have"] += 1
             else:
-                merged.times.setdefault(gpu, {}).setdefault(record.key, {})[name] = time.us
+                kept[name] = time.us
+        if kept.keys() - fallback or min(kept.values(), default=0.0) == min(t.us for t in record.times.values()):
+            merged.times.setdefault(gpu, {}).setdefault(record.key, {}).update(kept)
+        else:
+            merged.dropped["of a fallback that was not the fastest, and has no other beside it in this build"] += len(
+                kept
+            )
     return merged
 
 

@@ -148,6 +148,13 @@ class Search:
         small = 2.0 * p.m * p.n * p.k * p.batch <= FALLBACK_FLOPS and self.policy.jit != "require"
         return [v for n, v in self.fits.items() if v.family != self.fallback or (small and n in self.coefficients)]
 
+    def beats_the_rest(self, fallback: list[Candidate]) -> bool:
+        """Whether the fallback is faster than all that could be compiled first."""
+        rest = [self.predict(variant) for variant in self.regular()]
+        if self.policy.jit == "off" or not fallback or not rest:
+            return False
+        return self.predict(fallback[0].variant) < min(rest)
+
 
 def _forced(search: Search) -> Answer | str:
     name = search.policy.force_variant
@@ -222,10 +229,10 @@ def _portable(search: Search) -> Answer | str:
 def _ranked(search: Search, sass: bool) -> Answer | str:
     kind = "machine code" if sass else "PTX"
     variants = search.tried() if sass else search.regular()
-    found = [c for v in variants if (c := search.image(v)) and image.is_sass(c.arch) is sass]
-    if all(candidate.variant.family == search.fallback for candidate in found):  # what is compiled may be faster
+    found = search.rank(c for v in variants if (c := search.image(v)) and image.is_sass(c.arch) is sass)
+    if all(candidate.variant.family == search.fallback for candidate in found) and not search.beats_the_rest(found):
         return f"no variant that fits has an image of {kind} for {search.device}"
-    return Answer(search.rank(found), f"least predicted time of {len(found)} variants with {kind}")
+    return Answer(found, f"least predicted time of {len(found)} variants with {kind}")
 
 
 def _jit(search: Search) -> Answer | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -52,9 +53,13 @@ def test_waves_of_blocks() -> None:
     assert (one.waves, one.last, two.waves, two.last) == (1, 0, 2, 0)
     # One SM takes all blocks that are left; after more waves it is less and less likely to.
     more = work(variant, KEY._replace(m=128 * (tiles + resident), n=256), H200)
-    assert (more.waves, more.last) == (1, 1 + (resident - 1) / 2)
+    assert (more.waves, more.last) == (1, 1 + (min(resident, 2) - 1) / 2)
     few = work(variant, KEY._replace(m=128 * H200.sms, n=256), H200)
     assert (few.waves, few.last) == ((1, 0) if resident == 1 else (0, 1))
+
+
+def test_examples() -> None:
+    assert doctest.testmod(cost).failed == 0
 
 
 def test_rows_within_a_line_touch_one_more() -> None:

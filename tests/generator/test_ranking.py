@@ -50,13 +50,18 @@ def test_merge_drops_time_by_time_and_counts() -> None:
     }
 
 
-def test_the_fallback_counts_only_where_it_beat_all_that_was_measured() -> None:
+def test_the_fallback_counts_alone_only_where_it_beat_all_that_was_measured() -> None:
     """Else it would stand alone, and answer, wherever the faster ones are not in the build."""
-    taken = [record({"a": 2.0, "f": 90.0}), record({"a": 2.0, "f": 1.0}, m=1)]
-    merged = merge(taken, lambda gpu: {"f"}, HASHES, {"f"})
-    assert merged.times == {NEW: {KEY._replace(m=1): {"f": 1.0}}}
-    merged = merge(taken, lambda gpu: {"a", "f"}, HASHES, {"f"})
-    assert merged.times == {NEW: {KEY: {"a": 2.0}, KEY._replace(m=1): {"a": 2.0, "f": 1.0}}}
+    taken = [
+        record({"a": 2.0, "f": 90.0}),
+        record({"a": 2.0, "f": 1.0}, m=1),
+        record({"a": 2.0, "b": 9.0, "f": 3.0}, m=2),
+    ]
+    merged = merge(taken, lambda gpu: {"b", "f"}, HASHES, {"f"})
+    assert merged.times == {NEW: {KEY._replace(m=1): {"f": 1.0}, KEY._replace(m=2): {"b": 9.0, "f": 3.0}}}
+    assert sum(merged.dropped.values()) == 4
+    merged = merge(taken[:1], lambda gpu: {"a", "f"}, HASHES, {"f"})
+    assert merged.times == {NEW: {KEY: {"a": 2.0, "f": 90.0}}}
 
 
 def test_inside_the_noise_the_models_choice_wins() -> None:
@@ -81,6 +86,7 @@ def test_a_bucket_serves_where_it_is_better_than_the_model() -> None:
     [
         [{"a": 1.5, "b": 1.0}] * 2,  # too few
         [{"a": 1.0, "b": 1.5}] * 3,  # the model is as good
+        [{"a": 1.009, "b": 1.0}] * 3,  # within the noise
         [{"a": 1.5, "b": 1.0}, {"a": 1.5, "b": 1.0}, {"a": 1.0, "b": 1.1}],  # bad for one of its own
         [
             {"a": 1.5, "b": 1.0},

@@ -224,6 +224,29 @@ def test_coefficients_rank_what_was_never_measured() -> None:
     assert decide(problem(), DEVICES[8, 0], pack=pack).variant.name == decide(problem(), DEVICES[8, 0]).variant.name
 
 
+NAIVE = "gemm_naive_bf16_any_16x16x1"
+
+
+def test_the_fallback_contends_where_it_was_measured_and_can_win() -> None:
+    quick = Coefficients(0.5, 1.0, 1.0, 0.001, 1.0, 1.0, 0.001, 1.0, 1e4)
+    fitted = simulated.pack(COEFFICIENTS={str(H200.gpu): {NAIVE: tuple(quick)}})
+    tiny = problem(8, 8, 8)
+    assert decide(tiny).variant.name != NAIVE
+    assert (decide(tiny, pack=fitted).tier, decide(tiny, pack=fitted).variant.name) == ("model", NAIVE)
+    assert decide(tiny, pack=fitted, policy=Policy("require")).variant.name != NAIVE
+    assert decide(problem(4096, 4096, 4096), pack=fitted).variant.name != NAIVE
+
+
+def test_the_fallback_serves_before_a_compilation_only_where_it_is_faster() -> None:
+    quick = Coefficients(0.5, 1.0, 1.0, 0.001, 1.0, 1.0, 0.001, 1.0, 1e4)
+    fitted, slow = (
+        simulated.pack(COEFFICIENTS={str(H200.gpu): {NAIVE: tuple(c)}}) for c in (quick, quick._replace(start_us=1e3))
+    )
+    assert decide(problem(8, 8, 8, layout="tt"), pack=fitted).variant.name == NAIVE
+    assert decide(problem(8, 8, 8, layout="tt"), pack=slow).tier == "jit"
+    assert decide(problem(8, 8, 8, layout="tt")).tier == "jit"
+
+
 def test_names_that_cannot_serve_are_passed_over() -> None:
     tt = "gemm_mma_bf16_tt_64x64x64_s3"
     assert decide(problem(), pack=simulated.pack(RECORDS=_records(tt, SECOND))).variant.name == SECOND

@@ -1,0 +1,98 @@
+"""The choice against what was measured on an H200: the records of this repository, no GPU needed.
+
+`benchmarks/results/held_out.jsonl` has problems whose (n, k) is in no record of `tuning/`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from generator import fit, records, table
+from generator.expand import expand, points
+from generator.load import ROOT, load
+from generator.ranking import Regret, Times, best, merge, regret
+from generator.records import Key
+from generator.render import content_hash
+
+TUNING, RESULTS = ROOT / "tuning", ROOT / "benchmarks" / "results"
+SPEC = load()
+KNOWN = {point.variant.name: point.variant for point in points(SPEC)}
+CORE = {variant.name for variant in expand(SPEC, "sm_90a").variants}
+FALLBACK = {name for name in CORE if KNOWN[name].family == "gemm_naive"}
+
+
+@cache
+def measured(*names: Path) -> dict[Key, Times]:
+    """Times of the variants of a wheel, as they are now."""
+    hashes = {name: content_hash(variant) for name, variant in KNOWN.items()}
+    taken = [record for path in names for record in records.read_file(path)]
+    merged = merge(taken, lambda gpu: CORE, hashes, FALLBACK)
+    assert merged.dropped["of variants that have changed since"] == 0, "measure again: `tilery tune`"
+    (times,) = merged.times.values()
+    return {key: us for key, us in times.items() if us.keys() - FALLBACK}
+
+
+def shipped() -> tuple[records.Gpu, fit.Fits]:
+    ((gpu, fits),) = fit.read(TUNING).items()
+    return gpu, fits
+
+
+def regrets(times: dict[Key, Times], dtype: str) -> Regret:
+    gpu, fits = shipped()
+    model = table.chooser(SPEC, KNOWN, gpu, fits)
+    chosen = {key: model(key, us) for key, us in times.items() if key.dtype == dtype}
+    return regret([times[key][name] / min(times[key].values()) for key, name in chosen.items()])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_problems_that_were_never_tuned(dtype: str) -> None:
+    found = regrets(measured(RESULTS / "held_out.jsonl"), dtype)
+    assert found.problems > 150
+    assert found.geomean <= 1.02
+    assert found.p90 <= 1.06
+    assert found.max <= 1.25
+
+
+def test_no_held_out_pair_was_tuned() -> None:
+    tuned = {(key.n, key.k) for key in measured(TUNING / "nvidia_h200.jsonl")}
+    held_out = {(key.n, key.k) for key in measured(RESULTS / "held_out.jsonl")}
+    assert len(held_out) > 70
+    assert not tuned & held_out
+
+
+def test_two_tunes_agree() -> None:
+    gpu, fits = shipped()
+    model = table.chooser(SPEC, KNOWN, gpu, fits)
+    first, again = (measured(RESULTS / name) for name in ("held_out.jsonl", "held_out_again.jsonl"))
+    both = first.keys() & again.keys()
+    changed = [key for key in both if best(key, first[key], model)[0] != best(key, again[key], model)[0]]
+    assert len(both) > 500
+    assert len(changed) <= 0.05 * len(both)
+
+
+def test_tuned_problems_get_what_was_fastest() -> None:
+    times = measured(TUNING / "nvidia_h200.jsonl")
+    gpu, fits = shipped()
+    model = table.chooser(SPEC, KNOWN, gpu, fits)
+    found = regret([us[best(key, us, model)[0]] / min(us.values()) for key, us in times.items()])
+    assert found.problems > 2500
+    assert found.geomean <= 1.01
+    assert found.max <= 1 + records.NOISE + 1e-9
+
+
+def test_the_committed_coefficients_are_those_of_the_committed_records() -> None:
+    """Of one layout and dtype, as a fit of all takes long."""
+    gpu, fits = shipped()
+    costs = {name: family.cost for name, family in SPEC.families.items()}
+    hashes = {name: content_hash(variant) for name, variant in KNOWN.items()}
+    taken = records.read_file(TUNING / "nvidia_h200.jsonl")
+    names = [name for name in KNOWN if name.startswith("gemm_mma_s8_nt_") and name in CORE]
+    (times,) = merge(taken, lambda gpu: KNOWN.keys(), hashes).times.values()
+    again = fit.fit(times, {name: KNOWN[name] for name in names}, costs, table.device_of(SPEC, gpu))
+    assert again.keys() == set(names)
+    for name, one in again.items():
+        assert one.problems == fits.variants[name].problems
+        assert one.coefficients == pytest.approx(fits.variants[name].coefficients, rel=0.05)
