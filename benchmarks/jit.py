@@ -81,7 +81,7 @@ def ours(place: Path, repeats: int) -> tuple[list[Row], float]:
         at_most("a second one in the process: NVRTC", middle(cold, "second_compile_ms") / 1e3, "s", 0.5),
         Row("a second one in the process, whole call", middle(cold, "second_ms") / 1e3, "s"),
         at_most("warm store, fresh process: whole first call", middle(warm, "ms"), "ms", 5),
-        Row("of that, loading NVRTC for its version", nvrtc["load_ms"], "ms"),
+        Row("loading NVRTC, which the warm start is spared", nvrtc["load_ms"], "ms"),
         at_most("warm store, second kernel: whole first call", hit, "ms", 5),
         at_most("warm store / NVRTC, second kernels", hit / middle(cold, "second_compile_ms"), "x", 1 / 50),
         Row("host time of a call, kernel of NVRTC", memo["jit_us"], "us"),
