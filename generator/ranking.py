@@ -92,10 +92,8 @@ def merge(
                 kept[name] = time.us
         if kept.keys() - fallback or min(kept.values(), default=0.0) == min(t.us for t in record.times.values()):
             merged.times.setdefault(gpu, {}).setdefault(record.key, {}).update(kept)
-        else:
-            merged.dropped["of a fallback that was not the fastest, and has no other beside it in this build"] += len(
-                kept
-            )
+        elif kept:
+            merged.dropped["of a fallback that was not the fastest and would stand alone"] += len(kept)
     return merged
 
 
