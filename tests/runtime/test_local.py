@@ -76,6 +76,16 @@ def test_the_silicon_is_in_the_key_and_the_name_is_not(store: Store) -> None:
         assert local.times(store, P, other, PACK) == {}
 
 
+def test_what_this_machine_measured_comes_before_what_a_seed_has(tmp_path: Path) -> None:
+    seed, own = tmp_path / "seed", tmp_path / "own"
+    local.put(Store(seed), record(**{A: 10.0, B: 9.0}), PACK)
+    both = Store(own, seeds=(seed,))
+    assert times(both) == {A: 10.0, B: 9.0}
+    local.put(both, record(**{A: 8.0}), PACK)
+    assert times(Store(own, seeds=(seed,))) == {A: 8.0, B: 9.0}
+    assert times(Store(None, seeds=(seed,))) == {A: 10.0, B: 9.0}
+
+
 def test_a_later_record_keeps_what_it_did_not_measure(store: Store) -> None:
     local.put(store, record(**{A: 10.0, B: 9.0}), PACK)
     local.put(store, record(**{A: 11.0, C: 8.0}), PACK)

@@ -111,8 +111,12 @@ class Store:
         return payload
 
     def look(self, key: Key) -> bytes | None:
-        """As `get`, for what is no part of a call's way: uncounted."""
-        return self._find(key, key.digest)[0]
+        """As `get` for what is no compiled code: uncounted, and what is this machine's own before what a seed has."""
+        digest = key.digest
+        if (kept := self._memory.get(digest)) is not None:
+            return kept
+        levels = (self.user, *self.seeds) if self.user else self.seeds
+        return next((payload for level in levels if (payload := self._read(level, key, digest)) is not None), None)
 
     def _find(self, key: Key, digest: str) -> tuple[bytes | None, str]:
         """The payload and the level that has it."""
