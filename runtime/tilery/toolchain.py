@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -85,8 +84,8 @@ def _library() -> Path | None:
 def _key() -> Key:
     """Where this process would look for the library: not part of any other key, so that folders can move."""
     searched = tuple((name, os.environ.get(name, "")) for name in SEARCHED)
-    finders = tuple((name, version(name)) for name in ("cuda-pathfinder", "cuda-bindings"))
-    return Key("toolchain", (("prefix", sys.prefix), *searched, *finders))
+    finder = ("bindings", str(import_module("cuda.bindings").__version__))
+    return Key("toolchain", (("prefix", sys.prefix), *searched, finder))
 
 
 def recall(store: Store) -> Toolchain | None:
