@@ -171,7 +171,7 @@ def test_fit_and_select(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         key = Key("gemm", "bf16", "nt", 16, m, n, 1024, 1, "bf16", "")
         us = {
             "gemm_mma_bf16_nt_128x256x32_w2x4_s4_a16": 30 + m * n / 1e5,
-            "gemm_mma_bf16_nt_16x64x128_w1x4_s4_a16": 9 + m,
+            "gemm_mma_bf16_nt_16x64x128_w1x4_s5_a16": 9 + m,
         }
         times = {name: Time(us[name], 0.0, content_hash(known[name])[:12]) for name in us} | {
             "gone": Time(1, 0, "0" * 12)
@@ -187,7 +187,7 @@ def test_fit_and_select(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert set(fits.read(tmp_path)[gpu].variants) == set(us)
     assert main(["select", "--archs", "sm_90a", "--regret", "9", *arguments]) == 0
     selected = json.loads(capsys.readouterr().out)
-    assert [drop["name"] for drop in selected["drops"]] == ["gemm_mma_bf16_nt_16x64x128_w1x4_s4_a16"]
+    assert [drop["name"] for drop in selected["drops"]] == ["gemm_mma_bf16_nt_16x64x128_w1x4_s5_a16"]
     assert selected["regret"]["max"] > 1
 
 

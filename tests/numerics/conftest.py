@@ -33,14 +33,14 @@ CONFIGS = {
     "f16": [
         "gemm_naive_f16_any_16x16x1",
         "gemm_mma_f16_nn_128x128x64_w2x2_s3_a16",
-        "gemm_mma_f16_nn_16x64x128_w1x4_s4_a16",
+        "gemm_mma_f16_nn_16x64x128_w1x4_s5_a16",
         "gemm_mma_f16_nn_64x64x64_w2x2_s2",
         "gemm_mma_f16_tn_64x64x64_w2x2_s2",
     ],
     "bf16": [
         "gemm_naive_bf16_any_16x16x1",
         "gemm_mma_bf16_nn_128x128x64_w2x2_s3_a16",
-        "gemm_mma_bf16_nn_16x64x128_w1x4_s4_a16",
+        "gemm_mma_bf16_nn_16x64x128_w1x4_s5_a16",
         "gemm_mma_bf16_nn_64x64x64_w2x2_s2",
         "gemm_mma_bf16_tn_64x64x64_w2x2_s2",
     ],
