@@ -215,7 +215,9 @@ else:
 def test_a_forked_child_writes_for_itself(tmp_path: Path, how: str) -> None:
     path = tmp_path / "trace"
     store = str(tmp_path / "store")
-    done = python(FORK, how, TILERY_TRACE=str(path), TILERY_STORE=store, CUDA_VISIBLE_DEVICES="")
+    # Python 3.12 and later warn of any fork beside threads.
+    quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning", "CUDA_VISIBLE_DEVICES": ""}
+    done = python(FORK, how, TILERY_TRACE=str(path), TILERY_STORE=store, **quiet)
     assert done.communicate(timeout=240)[1] == ""
     found = {(row["pid"], row["process"]): row["calls"] for row in events(path, "calls")}
     if not found:
