@@ -111,8 +111,6 @@ class Decision:
         """Time of the chosen variant; `basis` says how it is known."""
         return self.ranked[0].us
 
-    predicted_us = us
-
     @property
     def basis(self) -> str:
         """Whether the time of the chosen variant is ``measured`` or ``predicted``."""

@@ -321,7 +321,7 @@ def test_reading_a_decision() -> None:
         assert part in text
     assert all(len(line) < 200 for line in text.splitlines())
     assert decision.to_dict()["variant"] == decision.variant.name
-    assert decision.predicted_us == min(one.us for one in decision.ranked)
+    assert decision.us == min(one.us for one in decision.ranked)
 
 
 # ---- the cost model

@@ -193,8 +193,8 @@ def _without_gpu(cases: list[DemoProblem], seed: int, screen: Console) -> dict[s
 def _choice_row(gpu: str, choice: Choice) -> dict[str, Any]:
     row = {"gpu": gpu} | choice.case.to_dict() | {"fault": choice.fault}
     if (decision := choice.decision) is None:
-        return row | dict.fromkeys(("variant", "tier", "source", "arch", "predicted_us"))
-    keys = ("tier", "source", "arch", "predicted_us")
+        return row | dict.fromkeys(("variant", "tier", "source", "arch", "us", "basis"))
+    keys = ("tier", "source", "arch", "us", "basis")
     return row | {"variant": decision.variant.name} | {key: getattr(decision, key) for key in keys}
 
 
@@ -212,7 +212,7 @@ def _print_choices(gpu: DeviceInfo, choices: list[Choice], screen: Console) -> N
     shown = table(f"What would serve on {gpu}", columns, right=("predicted",))
     for case, decision, fault in choices:
         if decision:
-            shown.add_row(str(case), decision.variant.name, decision.tier, f"{decision.predicted_us:.1f} us")
+            shown.add_row(str(case), decision.variant.name, decision.tier, f"{decision.us:.1f} us")
         else:
             shown.add_row(str(case), fault.partition("\n")[0], styled("error"), "")
     screen.print(shown)

@@ -95,7 +95,7 @@ def _measure(problem: Problem, ordinal: int, pack: Pack, settings: Policy) -> Re
 def _check_worth(asked: Asked, budget_us: float) -> None:
     if len(asked.candidates) < 2:
         raise Skip("fewer than two variants that fit have an image", "nothing to choose from")
-    least_us = asked.decision.predicted_us * LEAST_LAUNCHES * len(asked.candidates) if asked.decision else 0.0
+    least_us = asked.decision.us * LEAST_LAUNCHES * len(asked.candidates) if asked.decision else 0.0
     if least_us > budget_us:
         raise OverBudget(f"it would take {least_us / 1e3:.1f} ms or more")
 
