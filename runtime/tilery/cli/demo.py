@@ -208,11 +208,11 @@ def _print_covered(rows: list[Covered], screen: Console) -> None:
 
 
 def _print_choices(gpu: DeviceInfo, choices: list[Choice], screen: Console) -> None:
-    columns = ("problem (m x n x k)", "variant", "tier", "predicted")
-    shown = table(f"What would serve on {gpu}", columns, right=("predicted",))
+    columns = ("problem (m x n x k)", "variant", "tier", "time")
+    shown = table(f"What would serve on {gpu}", columns, right=("time",))
     for case, decision, fault in choices:
         if decision:
-            shown.add_row(str(case), decision.variant.name, decision.tier, f"{decision.us:.1f} us")
+            shown.add_row(str(case), decision.variant.name, decision.tier, str(decision.ranked[0]))
         else:
             shown.add_row(str(case), fault.partition("\n")[0], styled("error"), "")
     screen.print(shown)
