@@ -107,15 +107,25 @@ __device__ __forceinline__ void finish(const RowChunk& at, const int (&acc)[N], 
         return finish(at, x, count, vector);
     }
     unsigned alpha = (unsigned)(int)p.alpha, beta = (unsigned)(int)p.beta;
+    unsigned x[N];
 #pragma unroll
     for (int e = 0; e < N; e++) {
+        x[e] = alpha * (unsigned)acc[e];
         if (e >= count) continue;
-        unsigned x = alpha * (unsigned)acc[e];
-        if (p.c) x += beta * load_global<unsigned>((const unsigned*)p.c + at.c + e * p.c_col);
-        if (p.bias) x += load_global<unsigned>((const unsigned*)p.bias + at.bias + e * p.bias_stride);
-        int y = (int)x;
-        store_global((int*)p.d + at.d + e * p.d_col, p.activation == RELU && y < 0 ? 0 : y);
+        if (p.c) x[e] += beta * load_global<unsigned>((const unsigned*)p.c + at.c + e * p.c_col);
+        if (p.bias) x[e] += load_global<unsigned>((const unsigned*)p.bias + at.bias + e * p.bias_stride);
+        if (p.activation == RELU && (int)x[e] < 0) x[e] = 0;
     }
+    unsigned* d = (unsigned*)p.d + at.d;
+    if constexpr (N == 8) {
+        if (vector && count == 8) {
+            store_global(d, make_uint4(x[0], x[1], x[2], x[3]));
+            return store_global(d + 4, make_uint4(x[4], x[5], x[6], x[7]));
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        if (e < count) store_global(d + e * p.d_col, x[e]);
 }
 
 __device__ __forceinline__ bool stores_vectors(const GemmParams& p) {
