@@ -36,10 +36,13 @@ def key(gpu: Gpu, problem: records.Key) -> Key:
 
 def put(store: Store, record: Record, pack: Pack) -> None:
     """Keep a record. Times of other variants that this machine measured before stay, where their kernels do."""
-    place = key(record.gpu, record.key)
-    before = _read(store, place)
-    times = {**_holding(before, pack), **record.times} if before else record.times
-    store.put(place, records.line(replace(record, times=times)).encode())
+
+    def merged(payload: bytes | None) -> bytes:
+        before = _parse(payload)
+        times = {**_holding(before, pack), **record.times} if before else record.times
+        return records.line(replace(record, times=times)).encode()
+
+    store.change(key(record.gpu, record.key), merged)
 
 
 def times(store: Store, problem: Problem, gpu: Gpu, pack: Pack) -> Mapping[str, float]:
@@ -47,7 +50,7 @@ def times(store: Store, problem: Problem, gpu: Gpu, pack: Pack) -> Mapping[str, 
 
     Times of variants that the pack no longer has, or whose kernel has changed, are dropped one by one, and counted.
     """
-    record = _read(store, key(gpu, record_key(problem)))
+    record = _parse(store.look(key(gpu, record_key(problem))))
     if record is None:
         return {}
     found = _holding(record, pack)
@@ -56,9 +59,8 @@ def times(store: Store, problem: Problem, gpu: Gpu, pack: Pack) -> Mapping[str, 
     return {name: time.us for name, time in found.items()}
 
 
-def _read(store: Store, place: Key) -> Record | None:
-    """The record of a place; None where there is none, or where it cannot be read, which is counted."""
-    payload = store.look(place)
+def _parse(payload: bytes | None) -> Record | None:
+    """The record of an entry; None where there is none, or where it cannot be read, which is counted."""
     if payload is None:
         return None
     try:

@@ -189,8 +189,7 @@ class Store:
         Waits for another maker until the deadline, then makes a private copy. What ``maker`` raises goes to the caller.
         ``maker`` must not make another entry: its lock may be the same file.
         """
-        digest, until = key.digest, time.monotonic() + self._deadline_s
-        with self._flights.hold(digest, until) as first, self._lock(key, digest, until if first else 0.0):
+        with self._alone(key, Path.exists) as digest:
             # Whoever held the lock before may have published it meanwhile.
             payload, _ = self._find(key, digest)
             if payload is not None:
@@ -200,8 +199,26 @@ class Store:
         self._trim(len(payload))
         return payload
 
+    def change(self, key: Key, new: Callable[[bytes | None], bytes]) -> None:
+        """Replace an entry by what ``new`` makes of what `look` finds; no other change comes in between.
+
+        After the deadline it is replaced all the same. ``new`` must not touch another entry, as with `make`.
+        """
+        with self._alone(key) as digest:
+            payload = new(self.look(key))
+            self._put(key, digest, payload)
+        self._trim(len(payload))
+
     @contextmanager
-    def _lock(self, key: Key, digest: str, until: float) -> Iterator[None]:
+    def _alone(self, key: Key, enough: Callable[[Path], bool] = lambda path: False) -> Iterator[str]:
+        """Hold a key, between threads and processes, and yield its digest; without it after the deadline, and where
+        ``enough`` says of the entry's file that there is no need to wait."""
+        digest, until = key.digest, time.monotonic() + self._deadline_s
+        with self._flights.hold(digest, until) as first, self._lock(key, digest, until if first else 0.0, enough):
+            yield digest
+
+    @contextmanager
+    def _lock(self, key: Key, digest: str, until: float, enough: Callable[[Path], bool]) -> Iterator[None]:
         """Hold the lock of a key between processes, if that is possible before the deadline.
 
         4096 lock files at most: some keys share one.
@@ -213,7 +230,7 @@ class Store:
         lock = FileLock(self.user.base / "locks" / f"{digest[:3]}.lock")
         try:
             make_private(self.user.base / "locks")
-            if not lock.acquire(until, path.exists) and time.monotonic() >= until:
+            if not lock.acquire(until, lambda: enough(path)) and time.monotonic() >= until:
                 count("store", "deadlines")
         except OSError as error:
             self._fault(f"the store cannot lock {path}: {error}")
