@@ -25,13 +25,17 @@ from tilery.generator.archs import HOST
 from tilery.generator.ranking import regret
 from tilery.generator.records import NOISE, Gpu, Key, Record, ranked, same_silicon
 from tilery.jit import Toolchain
-from tilery.lookup import coefficients
+from tilery.lookup import coefficients, record_key
 from tilery.pack import Pack, builtin
 from tilery.policy import Policy
 from tilery.problem import Problem
+from tilery.tune import shapes
 
 # The issue that asked for it set these: on shapes that were never tuned, and on those that were.
 BOUNDS = {"geomean": 1.02, "p90": 1.06, "max": 1.25}
+# The lists and dtypes for which halves of the records are held to these bounds; of random extremes they are reported.
+PUBLIC = ("deepbench_training", "hipblaslt", "llm", "odd", "split_k", "square")
+PUBLIC_DTYPES = ("bf16", "f16", "f32")
 TUNED_GEOMEAN = 1.01
 MOST_FLIPS = 0.05
 # Any NVRTC will do: the choice asks whether there is one, and what it compiles for.
@@ -100,14 +104,6 @@ def choice(record: Record, pack: Pack, there: set[str]) -> Choice:
     return Choice(*shape, decision.tier, chosen, best, us[chosen], us[best], *losses)
 
 
-def halves(taken: Sequence[Record], pack: Pack) -> list[float]:
-    """The regret of each problem, chosen for by a model that was fitted to the other half of the (n, k) pairs."""
-    there, device = built(pack), device_of(taken[0].gpu, pack)
-    problems = {record.key: us for record in taken if (us := only(measured(record, pack), there))}
-    chosen = fit.held_out(problems, pack.variants, pack.cost, device, folds=2)
-    return [problems[key][name] / min(problems[key].values()) for key, name in chosen.items()]
-
-
 def only(us: Mapping[str, float], there: set[str]) -> dict[str, float]:
     """The times of some variants."""
     return {name: time for name, time in us.items() if name in there}
@@ -144,7 +140,8 @@ class Report:
             f"{name} {getattr(found, name)} > {most}" for name, most in bounds.items() if getattr(found, name) > most
         ]
         text = f"{title:<28} {found.problems:4} problems: geomean {found.geomean:.4f}, P90 {found.p90:.3f}, "
-        text += f"max {found.max:.3f}, best or in the noise {top:.0%}"
+        above = sum(loss > BOUNDS["max"] for loss in losses)
+        text += f"max {found.max:.3f}, {above} above {BOUNDS['max']}, best or in the noise {top:.0%}"
         self.tell(
             text + (f"; OVER ITS BOUND: {', '.join(over)}" if over else "; within bounds" if bounds else ""), not over
         )
@@ -173,6 +170,17 @@ def flips(first: Path, again: Path, pack: Pack, report: Report) -> None:
     report.tell(f"winners of two tunes differ in {changed} of {len(both)}: {changed / len(both):.1%}, bound 5 %", ok)
 
 
+def halves(taken: Sequence[Record], pack: Pack, report: Report) -> None:
+    """The regret of each problem, chosen for by a model that was fitted to the other half of the (n, k) pairs."""
+    there, device = built(pack), device_of(taken[0].gpu, pack)
+    problems = {record.key: us for record in taken if (us := only(measured(record, pack), there))}
+    chosen = fit.held_out(problems, pack.variants, pack.cost, device, folds=2)
+    losses = {key: problems[key][name] / min(problems[key].values()) for key, name in chosen.items()}
+    public = {record_key(problem) for problem in shapes.problems([], PUBLIC, PUBLIC_DTYPES)}
+    report.regrets("halves, public lists", [loss for key, loss in losses.items() if key in public], BOUNDS)
+    report.regrets("halves, other records", [loss for key, loss in losses.items() if key not in public])
+
+
 def write(path: Path, rows: Sequence[Choice], lines: Iterable[str]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(f"# command: {shlex.join(['python', *sys.argv])}\n")
@@ -198,7 +206,7 @@ def main() -> int:
     if args.records and args.again:
         flips(args.records, args.again, pack, report)
     if args.halves:
-        report.regrets("halves predict each other", halves(list(records.read_file(args.halves)), pack), BOUNDS)
+        halves(list(records.read_file(args.halves)), pack, report)
     print("\n".join(report.lines))
     if args.out:
         write(args.out, rows, report.lines)

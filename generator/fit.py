@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from . import cost
-from .cost import Coefficients, Device, Work
+from .cost import Coefficients
 from .errors import TableError
 from .ranking import Regret, Times
 from .records import Gpu, Key
 from .variant import Variant
+from .work import Device, Work, work
 
 SCHEMA = 1
 # Fewer problems than this say less about a variant than its family's row.
 LEAST_PROBLEMS = 6
 # A coefficient that the records do not determine stays near its prior: standard deviations of logarithms.
-PRIOR_SPREAD = Coefficients(0.5, 1.0, 1.0, 1.5, 1.5, 1.5, 1.0, 0.25, 0.7)
+PRIOR_SPREAD = Coefficients(0.5, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.0, 0.1, 0.7)
 PRIOR_WEIGHT = 0.05
 # Beyond this error, in logarithms, a time counts linearly: outliers must not bend the model.
-LINEAR_FROM = 0.15
+LINEAR_FROM = 0.3
 # A variant that is far from the best of a problem is never chosen there: its time matters less.
-FAR, FAR_WEIGHT = 1.5, 0.3
+FAR, FAR_WEIGHT = 1.5, 0.5
 COLUMNS = [*Coefficients._fields, "problems", "error"]
 STEPS, DAMPING, ENOUGH = 60, 1e-2, 1e-7
 DIFFERENCE = 1e-4
@@ -76,7 +77,7 @@ def fit(problems: Mapping[Key, Times], variants: Mapping[str, Variant], costs: C
         for name, us in times.items():
             if name in variants:
                 weight = 1.0 if us < FAR * best else FAR_WEIGHT
-                points.setdefault(name, []).append((cost.work(variants[name], key, device), us, weight))
+                points.setdefault(name, []).append((work(variants[name], key, device), us, weight))
     return {
         name: _fit(found, cost.assumed(variants[name], costs[variants[name].family]), device)
         for name, found in sorted(points.items())
@@ -91,11 +92,11 @@ def _fit(points: Sequence[Point], prior: Coefficients, device: Device) -> Fit:
     start, spread = np.log(np.array(prior)), np.array(PRIOR_SPREAD)
     works, times, weights = zip(*points, strict=True)
     columns: list[Any] = [np.array(column, float) for column in zip(*works, strict=True)]
-    work = Work(*columns)
+    all_work = Work(*columns)
     measured, weight = np.log(np.array(times)), np.array(weights)
 
     def off(c: Coefficients) -> Any:
-        return np.log(cost.time_us(work, device, c)) - measured
+        return np.log(cost.time_us(all_work, device, c)) - measured
 
     def errors(logs: Any) -> Any:
         """Beyond `LINEAR_FROM` the square of an error grows linearly (Huber 1964)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from . import cost, fit, ranking, records
+from . import fit, ranking, records
 from .archs import HOST, image_file
 from .errors import TableError, nearest
 from .expand import expand, points
@@ -20,6 +20,7 @@ from .load import ROOT, TEMPLATES, TIERS, Arch, Spec
 from .records import Gpu, same_silicon
 from .render import content_hash, plan
 from .variant import Variant
+from .work import Device
 
 SCHEMA = 2
 
@@ -130,7 +131,7 @@ def chooser(spec: Spec, variants: Mapping[str, Variant], gpu: Gpu, fits: Fits) -
     return lambda key, names: fit.cheapest(key, names, variants, costs, device, fits)
 
 
-def device_of(spec: Spec, gpu: Gpu) -> cost.Device:
+def device_of(spec: Spec, gpu: Gpu) -> Device:
     """The GPU of `variants.toml` that is of the silicon of a record's.
 
     Raises:

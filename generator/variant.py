@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Value = int | tuple[int, ...]
@@ -36,6 +36,7 @@ class Variant:
         accumulator: dtype in which k is summed.
         reduction: the order in which k is summed, by name, see `sums`; ``unordered`` promises none.
         constants: run-time parameters made constant, e.g. (("k", 4096),).
+        name: all of what a kernel's code depends on.
 
     >>> Variant("gemm_mma", "gemm", "bf16", "nt", 16, (("tile", (128, 128, 32)), ("stages", 4))).name
     'gemm_mma_bf16_nt_128x128x32_s4_a16'
@@ -54,15 +55,15 @@ class Variant:
     accumulator: str = "f32"
     reduction: str = UNORDERED
     constants: tuple[tuple[str, int], ...] = ()
+    name: str = field(init=False, compare=False)
 
-    @property
-    def name(self) -> str:
+    def __post_init__(self) -> None:
         parts = [self.family, self.dtype, self.layout]
         parts += [_tag(key, value) for key, value in self.config]
         if self.align > 1:
             parts.append(f"a{self.align}")
         parts += [f"{key}{value}" for key, value in self.constants]
-        return "_".join(parts)
+        object.__setattr__(self, "name", "_".join(parts))  # read often, and the class is frozen
 
     @property
     def sums(self) -> tuple[str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple
 
-from .generator.cost import ceil_div
 from .generator.variant import Variant
+from .generator.work import ceil_div
 from .problem import ACTIVATIONS, DTYPE_CODES, Problem
 
 MAX_GRID_Z = 65535

@@ -141,8 +141,8 @@ def _arch(name: str, row: Mapping[str, Any]) -> Arch:
 
 
 def _variant(name: str, row: Mapping[str, Any]) -> Variant:
-    """A row has every field but ``constants``, which only the JIT bakes in."""
-    wanted = [field.name for field in fields(Variant) if field.name != "constants"]
+    """A row has every argument but ``constants``, which only the JIT bakes in."""
+    wanted = [field.name for field in fields(Variant) if field.init and field.name != "constants"]
     if missing := [key for key in wanted if key not in row]:
         raise PackError(f"the row {name} of _table.py lacks {', '.join(missing)}. {ADVICE}")
     config = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in row["config"])

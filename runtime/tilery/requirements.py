@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from .device import DeviceInfo
-from .generator.cost import ceil_div
 from .generator.variant import UNORDERED, Variant
+from .generator.work import ceil_div
 from .pack import Pack
 from .problem import ITEM_BYTES, Problem
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import reference
-from .generator.cost import ceil_div
 from .generator.variant import Variant
+from .generator.work import ceil_div
 from .host import Library, Operand
 from .launch import GemmParams, Pointers, Strides, fill, grid, template
 from .problem import ITEM_BYTES, Problem

@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generator import cost, fit
-from generator.cost import Coefficients, assumed, predict, time_us, work
+from generator import work as work_module
+from generator.cost import Coefficients, assumed, predict, time_us
 from generator.errors import TableError
 from generator.expand import expand
 from generator.fit import Fit, Fits
 from generator.load import load
 from generator.ranking import Regret
 from generator.records import Gpu, Key
+from generator.work import resident_blocks, work
 
 SPEC = load()
 VARIANTS = {variant.name: variant for variant in expand(SPEC, "sm_90a").variants}
@@ -47,7 +49,7 @@ def test_more_work_never_takes_less_time(name: str, m: int, n: int, k: int, axis
 
 def test_waves_of_blocks() -> None:
     variant = VARIANTS[LARGE]
-    resident = cost.resident_blocks(variant, H200)
+    resident = resident_blocks(variant, H200)
     tiles = resident * H200.sms
     one, two = (work(variant, KEY._replace(m=128 * tiles, n=256 * times), H200) for times in (1, 2))
     assert (one.waves, one.last, two.waves, two.last) == (1, 0, 2, 0)
@@ -59,7 +61,7 @@ def test_waves_of_blocks() -> None:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(cost).failed == 0
+    assert doctest.testmod(work_module).failed == 0
 
 
 def test_rows_within_a_line_touch_one_more() -> None:
@@ -75,6 +77,60 @@ def test_rows_within_a_line_touch_one_more() -> None:
 def test_results_whose_rows_begin_anywhere_are_stored_one_by_one() -> None:
     assert work(VARIANTS[LARGE], KEY, H200).scalars == 0
     assert work(VARIANTS[LARGE], KEY._replace(m=256, n=257), H200).scalars == 128 * 256
+
+
+NAIVE = VARIANTS["gemm_naive_bf16_any_16x16x1"]
+
+
+def naive(m: int, n: int, k: int, layout: str = "nt", batch: int = 1) -> Any:
+    return work(NAIVE, KEY._replace(m=m, n=n, k=k, layout=layout, batch=batch), H200)
+
+
+def test_small_inputs_stay_in_l2_while_their_sets_take_turns() -> None:
+    """128 sets of 512 x 512 inputs and outputs of bf16 are 201 MB, those of 64 x 64 are 3 MB; L2 has 60 MiB."""
+    assert work(VARIANTS[SMALL], KEY, H200).cold == 1
+    assert work(VARIANTS[SMALL], KEY._replace(m=256, n=256, k=256), H200).cold == 0.5
+    assert work(VARIANTS[SMALL], KEY._replace(m=64, n=64, k=64), H200).cold == 0
+
+
+def test_what_an_earlier_wave_has_loaded_is_in_l2() -> None:
+    variant = VARIANTS[LARGE]
+    tiles = resident_blocks(variant, H200) * H200.sms
+    colds = [work(variant, KEY._replace(m=128 * tiles, n=256 * times), H200).cold for times in (1, 2, 4)]
+    assert colds == [1, 1 / 2, 1 / 4]
+    # Other entries of a batch share nothing.
+    assert work(variant, KEY._replace(m=128, n=256 * H200.sms, batch=9), H200).cold == 1
+
+
+def test_a_thread_waits_where_its_next_element_is_in_another_sector() -> None:
+    """Along k a sector of 32 bytes holds 16 elements: one of 4 rounds of 4 loads waits, and each where rows of 1002
+    bytes begin at 16 places of a sector. Across k every load waits."""
+    aligned, shifted, across = naive(16, 16, 512), naive(16, 16, 501), naive(16, 16, 512, "nn")
+    assert [found.wait for found in (aligned, shifted, across)] == [0.5 + 0.5 / 4, 1, 1]
+    assert naive(512, 512, 512).cold == 1 / 4
+    assert naive(512, 512, 512, "nn").cold == 1
+
+
+def test_lines_of_a_warp_are_looked_up_one_by_one() -> None:
+    """A warp's 32 sums need 2 rows of A and 16 columns of B; each of a block's 8 warps looks them up."""
+    assert naive(16, 16, 512, "tn").lines == 8 * (2 + 2)
+    # All rows begin at the same banks: one after the other again.
+    assert naive(16, 16, 512).lines == 8 * (2 * 2 + 2 * 16)
+    assert naive(16, 16, 504).lines == 8 * (2 + 1 + 16 + 2)
+
+
+def test_warps_below_the_result_return_and_make_room() -> None:
+    """Of a block's 8 warps one has work for 2 rows; a second tile of rows has 2 of 16."""
+    assert (naive(16, 16, 64).fill, naive(2, 16, 64).fill, naive(18, 16, 64).fill) == (1, 1 / 8, 9 / 16)
+    assert (naive(16, 16, 64).resident, naive(8, 16, 64).resident, naive(2, 16, 64).resident) == (8, 16, 32)
+
+
+def test_tiles_partly_outside_are_counted() -> None:
+    """Of A's 2 x 2 tiles one is inside, of B's 4 x 2 four are."""
+    variant = VARIANTS["gemm_mma_bf16_nt_64x128x64_w2x2_s4_a16"]
+    assert work(variant, KEY._replace(m=96, n=512, k=96), H200).edges == 3 / 4 + 4 / 8
+    assert work(variant, KEY._replace(m=128, n=512, k=128), H200).edges == 0
+    assert naive(17, 17, 17).edges == 0
 
 
 def test_the_widest_of_each_family_contend() -> None:
@@ -102,7 +158,7 @@ def test_outputs_that_are_added_to_are_read() -> None:
     assert found.memory_bytes - work(VARIANTS[LARGE], KEY, H200).memory_bytes == 512 * 512 * 2
 
 
-TRUE = Coefficients(2.5, 600.0, 900.0, 2.0, 3000.0, 2000.0, 0.5, 0.8, 45.0)
+TRUE = Coefficients(2.5, 600.0, 200.0, 900.0, 2.0, 150.0, 3000.0, 2000.0, 20.0, 0.5, 0.8, 45.0)
 KEYS = [
     KEY._replace(m=m, n=n, k=k)
     for m in (1, 16, 100, 512, 4096)
@@ -184,7 +240,7 @@ def test_a_damaged_file_is_named(tmp_path: Any, damage: Any) -> None:
 
 def test_a_variant_may_hold_more_blocks_than_its_accumulators_suggest() -> None:
     variant = next(v for v in VARIANTS.values() if dict(v.config).get("blocks") == 6)
-    assert cost.resident_blocks(variant, H200) == 6
+    assert resident_blocks(variant, H200) == 6
     small = SimpleNamespace(**vars(H200) | {"shared_bytes": 2 * variant.shared_bytes})
-    assert cost.resident_blocks(variant, small) == 1
-    assert cost.resident_blocks(replace(variant, threads=1024), H200) == 2
+    assert resident_blocks(variant, small) == 1
+    assert resident_blocks(replace(variant, threads=1024), H200) == 2

@@ -210,13 +210,12 @@ def test_coefficients_come_from_the_file_beside_the_records(
     spec: Spec, templates: Path, images: Path, tmp_path: Path
 ) -> None:
     tuning = tune(spec, templates, tmp_path / "tuning", {FAST: 1, BIG: 1.001})
-    fits = {
-        name: Fit(Coefficients(us, *[1.0] * 8), 9, 0.1) for name, us in ((FAST, 9.0), (BIG, 1.0), (EXHAUSTIVE, 1.0))
-    }
+    rest = [1.0] * (len(Coefficients._fields) - 1)
+    fits = {name: Fit(Coefficients(us, *rest), 9, 0.1) for name, us in ((FAST, 9.0), (BIG, 1.0), (EXHAUSTIVE, 1.0))}
     regret = Regret(3, 1.01, 1.02, 1.03)
     (tuning / "new.cost.json").write_text(dump(Gpu.parse(GPU), Fits(fits, regret)))
     table = module(make(spec, templates, images=images, tuning=tuning).text, tmp_path / "_table.py")
-    assert {GPU: {FAST: (9.0, *[1.0] * 8), BIG: (1.0, *[1.0] * 8)}} == table.COEFFICIENTS
+    assert {GPU: {FAST: (9.0, *rest), BIG: (1.0, *rest)}} == table.COEFFICIENTS
     assert {GPU: {"model": regret._asdict()}} == table.REGRET
     assert table.RECORDS[GPU][tuple(KEY)][0] == (BIG, 1.001)  # within the noise, and the model's choice
 

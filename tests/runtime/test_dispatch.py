@@ -26,6 +26,7 @@ from tilery.problem import OUT_DTYPES, Problem, bucket
 
 PACK = simulated.pack()
 BEST, SECOND, PLAIN = (f"gemm_mma_bf16_nt_{rest}" for rest in ("128x128x32_s4_a16", "64x64x64_s3_a16", "64x64x64_s3"))
+UNIT = Coefficients(*[1.0] * len(Coefficients._fields))
 
 
 def decide(
@@ -214,7 +215,7 @@ def test_this_machines_measurements_come_first() -> None:
 
 
 def test_coefficients_rank_what_was_never_measured() -> None:
-    slow = Coefficients(1.0, 9000.0, 9000.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1e3)
+    slow = UNIT._replace(step_clocks=9000.0, block_clocks=9000.0, l2_bytes=1e3)
     fast = slow._replace(step_clocks=1.0, block_clocks=1.0)
     fitted = {str(H200.gpu): {SECOND: tuple(fast), BEST: tuple(slow)}}
     pack = simulated.pack(COEFFICIENTS=fitted)
@@ -228,7 +229,7 @@ NAIVE = "gemm_naive_bf16_any_16x16x1"
 
 
 def test_the_fallback_contends_where_it_was_measured_and_can_win() -> None:
-    quick = Coefficients(0.5, 1.0, 1.0, 0.001, 1.0, 1.0, 0.001, 1.0, 1e4)
+    quick = UNIT._replace(start_us=0.5, line_clocks=0.001, scalar_clocks=0.001, l2_bytes=1e4)
     fitted = simulated.pack(COEFFICIENTS={str(H200.gpu): {NAIVE: tuple(quick)}})
     tiny = problem(8, 8, 8)
     assert decide(tiny).variant.name != NAIVE
@@ -238,7 +239,7 @@ def test_the_fallback_contends_where_it_was_measured_and_can_win() -> None:
 
 
 def test_the_fallback_serves_before_a_compilation_only_where_it_is_faster() -> None:
-    quick = Coefficients(0.5, 1.0, 1.0, 0.001, 1.0, 1.0, 0.001, 1.0, 1e4)
+    quick = UNIT._replace(start_us=0.5, line_clocks=0.001, scalar_clocks=0.001, l2_bytes=1e4)
     fitted, slow = (
         simulated.pack(COEFFICIENTS={str(H200.gpu): {NAIVE: tuple(c)}}) for c in (quick, quick._replace(start_us=1e3))
     )

@@ -9,6 +9,7 @@ import pytest
 
 from tests.runtime import simulated
 from tilery.errors import PackError
+from tilery.generator.cost import Coefficients
 from tilery.pack import from_table
 
 NAME = "gemm_mma_bf16_nt_128x128x32_s4_a16"
@@ -54,7 +55,7 @@ FAULTS = {
         "the records name variants .*: gone",
     ),
     "coefficients": (
-        lambda t: t["COEFFICIENTS"].update({GPU: {"gone": (1,) * 9}}),
+        lambda t: t["COEFFICIENTS"].update({GPU: {"gone": (1,) * len(Coefficients._fields)}}),
         "coefficients of variants .*: gone",
     ),
     "image": (

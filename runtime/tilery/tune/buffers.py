@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import TileryError
+from ..generator.work import ROTATED_SETS
 from ..geometry import alignment
 from ..launch import GemmParams, Pointers, Strides, fill, template
 from ..problem import ITEM_BYTES, Problem
@@ -27,7 +28,7 @@ LEAST = 2.0**-8
 # A GPU with a small L2 still has other caches and a TLB; large ones need more.
 ROTATED_BYTES, ROTATED_L2 = 180_000_000, 3
 # Small problems would need thousands of sets: they stay partly in L2, all candidates alike.
-MIN_SETS, MAX_SETS = 3, 128
+MIN_SETS, MAX_SETS = 3, ROTATED_SETS
 # Elements to which the beginning of an operand is rounded up: 256 bytes at least, as an allocator does.
 GRAIN = 256
 
