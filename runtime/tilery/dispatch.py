@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from . import image, jit
@@ -63,6 +64,7 @@ class Search:
     pending: str = ""
     rejections: list[Rejection] = field(default_factory=list)
     able: list[str] = field(default_factory=list)  # variants that could serve but for the numerics contract
+    predicted: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.archs = image.order(self.pack.archs, self.device.cc)
@@ -126,9 +128,11 @@ class Search:
 
     def predict(self, variant: Variant) -> float:
         """Predicted time in microseconds."""
-        fitted = self.coefficients.get(variant.name)
-        us: float = predict(variant, self.problem, self.device, self.pack.cost[variant.family], fitted)
-        return us
+        name = variant.name
+        if name not in self.predicted:
+            asked = (variant, self.problem, self.device, self.pack.cost[variant.family], self.coefficients.get(name))
+            self.predicted[name] = predict(*asked)
+        return self.predicted[name]
 
     def rank(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Fastest first, behind them what loads less at once than others of its family.
@@ -360,11 +364,17 @@ def _decision(search: Search, tier: str, answer: Answer, silent: list[tuple[str,
         source=source,
         reason=answer.reason,
         silent=tuple(silent),
-        rejections=tuple(search.rejections),
+        rejections=_shared(tuple(search.rejections)),
         ranked=ranked,
         pending=search.pending,
         miss=_miss(search, tier, answer.candidates[0]),
     )
+
+
+@lru_cache(maxsize=256)
+def _shared(rejections: tuple[Rejection, ...]) -> tuple[Rejection, ...]:
+    """The same object for equal ones, as those of one dtype, layout and alignment are: 25 KB, in each of many Plans."""
+    return rejections
 
 
 def _timed(search: Search, variant: Variant, measured: Mapping[str, float]) -> Ranked:

@@ -40,7 +40,8 @@ def put(store: Store, record: Record, pack: Pack) -> None:
     def merged(payload: bytes | None) -> bytes:
         before = _parse(payload)
         times = {**_holding(before, pack), **record.times} if before else record.times
-        return records.line(replace(record, times=times)).encode()
+        line: str = records.line(replace(record, times=times))
+        return line.encode()
 
     store.change(key(record.gpu, record.key), merged)
 

@@ -18,6 +18,7 @@ from .errors import CompileError, DriverError, PackError, TileryError, Unsupport
 from .generator.records import ranked
 from .generator.variant import Variant
 from .launch import grid
+from .memo import Memo
 from .pack import Pack, builtin
 from .policy import Policy
 from .problem import Problem
@@ -151,7 +152,7 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self.plans: dict[Key, Plan] = {}
+        self.plans: Memo[Key, Plan] = Memo()
         self.blocked: blocklist.Memo = {}
         self.failed: dict[int, dict[tuple[str, str, str], str]] = {}
         self.compiled: dict[int, dict[str, str]] = {}
@@ -171,7 +172,7 @@ class Memory:
             from .tune import repeat
 
             repeat.watch(self, key, plan, partial(_rebuild, self, key))
-        self.plans[key] = plan
+        self.plans.keep(key, plan)
         self._locks.pop(key, None)
 
 

@@ -51,16 +51,19 @@ class Counted(Protocol):
 
 
 class Served(NamedTuple):
-    """Calls that were served alike: by one or several Plans of a Problem and tier; ``miss`` as in `Decision`."""
+    """Calls that were served alike: by one or several Plans of a Problem and tier; ``miss`` as in `Decision`, and where
+    there is none the Problem may be left out."""
 
-    problem: Problem
+    problem: Problem | None
     tier: str
     calls: int
     miss: str
     plans: int = 1
 
 
-_tracked: list[Counted] = []
+_tracked: dict[int, Counted] = {}
+# Of Plans that were given up: calls and Plans, by tier, and where no image fitted by Problem.
+_former: dict[tuple[Problem | None, str, str], tuple[int, int]] = {}
 
 
 def count(group: str, name: str, amount: float = 1) -> None:
@@ -78,7 +81,18 @@ def counts() -> Counts:
 def track(plan: Counted) -> None:
     """Count a new Plan, and its calls from now on."""
     with _lock:
-        _tracked.append(plan)
+        _tracked[id(plan)] = plan
+
+
+def retire(plan: Counted) -> None:
+    """Keep the calls of a Plan, and not the Plan."""
+    with _lock:
+        if _tracked.pop(id(plan), None) is None:
+            return
+        miss = plan.decision.miss
+        key = (plan.decision.problem if miss else None, plan.tier, miss)
+        calls, plans = _former.get(key, (0, 0))
+        _former[key] = (calls + plan.calls, plans + 1)
 
 
 def count_plan(plan: Counted, decision: Decision, origin: str) -> None:
@@ -116,8 +130,10 @@ def stats() -> dict[str, Any]:
         Whatever else is counted has a key of its own, as records: dropped.
     """
     with _lock:
-        counted, tracked = dict(_counts), list(_tracked)
-    return report([Served(p.decision.problem, p.tier, p.calls, p.decision.miss) for p in tracked], counted)
+        counted, tracked, former = dict(_counts), list(_tracked.values()), dict(_former)
+    rows = [Served(p.decision.problem, p.tier, p.calls, p.decision.miss) for p in tracked]
+    rows += [Served(problem, tier, calls, miss, plans) for (problem, tier, miss), (calls, plans) in former.items()]
+    return report(rows, counted)
 
 
 def report(rows: Iterable[Served], counted: Counts) -> dict[str, Any]:
@@ -130,7 +146,7 @@ def report(rows: Iterable[Served], counted: Counts) -> dict[str, Any]:
         plans[row.tier] += row.plans
         calls[row.tier] += row.calls
         hits += max(0, row.calls - row.plans)
-        if row.miss:
+        if row.miss and row.problem:
             missed[row.problem] = (missed.get(row.problem, (0, ""))[0] + row.calls, row.miss)
     memo = {"hits": hits, "misses": plans.total()} if plans else {}
     made: dict[str, Any] = {"plans": dict(plans), "calls": dict(calls), "memo": memo}
@@ -170,6 +186,7 @@ def reset() -> None:
     with _lock:
         _counts.clear()
         _tracked.clear()
+        _former.clear()
 
 
 def _after_fork() -> None:

@@ -51,7 +51,8 @@ class Trace:
         self.path = path
         self.process = os.urandom(4).hex()  # a pid is used again
         self._half = max_bytes // 2
-        self._plans: list[Counted] = []
+        self._plans: dict[int, Counted] = {}
+        self._former: dict[Row, int] = {}  # calls of Plans that were given up
         self._written: dict[Any, float] = {}
         self._lock = threading.Lock()
         self._warned = False
@@ -59,7 +60,7 @@ class Trace:
     def built(self, plan: Counted, origin: str, seconds: float, swap: bool) -> None:
         """A new Plan, or one that takes another's place."""
         with self._lock:
-            self._plans.append(plan)
+            self._plans[id(plan)] = plan
         chosen = plan.decision
         self.write(
             [
@@ -70,6 +71,17 @@ class Trace:
                 | {"seconds": round(seconds, 6)}
             ]
         )
+
+    def retire(self, plan: Counted) -> None:
+        """Write the calls of a Plan that is given up, and keep no more of it than their number."""
+        with self._lock:
+            if self._plans.pop(id(plan), None) is None:
+                return
+            row = _row(plan.decision)
+            calls = self._former[row] = self._former.get(row, 0) + plan.calls
+        if calls > self._written.get(row, 0):
+            self._written[row] = calls
+            self.write([{"event": "calls"} | _identity(plan.decision) | {"calls": calls}])
 
     def flush(self) -> None:
         """Write the calls and counters that changed since the last time; both are cumulative."""
@@ -87,10 +99,10 @@ class Trace:
 
     def _changes(self) -> Iterator[Event]:
         rows: dict[Row, tuple[int, Decision]] = {}
-        for plan in tuple(self._plans):
+        for plan in tuple(self._plans.values()):
             chosen = plan.decision
-            row = (chosen.problem, chosen.device.name, chosen.variant.name, chosen.tier)
-            rows[row] = (rows.get(row, (0, chosen))[0] + plan.calls, chosen)
+            row = _row(chosen)
+            rows[row] = (rows.get(row, (self._former.get(row, 0), chosen))[0] + plan.calls, chosen)
         for row, (calls, chosen) in rows.items():
             if calls != self._written.get(row, 0):
                 yield {"event": "calls"} | _identity(chosen) | {"calls": calls}
@@ -127,6 +139,10 @@ class Trace:
         if not self._warned:
             self._warned = True
             log.warning("the trace %s cannot be written: %s. Calls go on without it.", self.path, error)
+
+
+def _row(chosen: Decision) -> Row:
+    return chosen.problem, chosen.device.name, chosen.variant.name, chosen.tier
 
 
 def _identity(chosen: Decision) -> Event:
@@ -180,6 +196,12 @@ def built(settings: Policy, plan: Counted, origin: str, seconds: float, *, swap:
     """
     if (found := _trace_of(settings)) is not None:
         found.built(plan, origin, seconds, swap)
+
+
+def retire(plan: Counted) -> None:
+    """Say how often a Plan was called that is given up."""
+    for found in tuple(_traces.values()):
+        found.retire(plan)
 
 
 def note(settings: Policy, event: str, **fields: Any) -> None:

@@ -40,7 +40,8 @@ def test_no_thread_loses_what_another_added(tmp_path: Path, folder: str | None) 
 
     def work(who: str) -> None:
         for i in range(50):
-            store.change(KEY, lambda found: (found or b"") + f"{who}:{i} ".encode())
+            mark = f"{who}:{i} ".encode()
+            store.change(KEY, lambda found, mark=mark: (found or b"") + mark)  # type: ignore[misc]
 
     threads = [threading.Thread(target=work, args=(who,)) for who in "abcd"]
     for thread in threads:

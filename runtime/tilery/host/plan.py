@@ -16,6 +16,7 @@ from ..dispatch import choose
 from ..errors import CompileError, HostError, PackError, TileryError, UnsupportedProblem, first_line
 from ..generator.archs import HOST
 from ..launch import grid
+from ..memo import Memo
 from ..pack import Pack, builtin
 from ..policy import Policy
 from ..problem import Problem
@@ -91,7 +92,7 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self.plans: dict[Key, HostPlan | None] = {}
+        self.plans: Memo[Key, HostPlan] = Memo()
         self.libraries: dict[str, Library] = {}
         self.failed: Failed = {}
         self.compiled: dict[str, str] = {}
@@ -155,13 +156,13 @@ def _without(memory: Memory, key: Key, error: TileryError) -> None:
     if None not in memory.plans.values():
         log.warning("%s", reason)
     count("fallbacks", reason.partition("\n")[0])
-    memory.plans[key] = None
+    memory.plans.keep(key, None)
 
 
 def _publish(memory: Memory, key: Key, plan: HostPlan) -> None:
     count_plan(plan, plan.decision, plan.origin)
     trace.built(key[1], plan, plan.origin, plan.seconds, swap=key in memory.plans)
-    memory.plans[key] = plan
+    memory.plans.keep(key, plan)
 
 
 def _finish(memory: Memory, key: Key, pending: str) -> None:

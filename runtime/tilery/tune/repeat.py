@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,8 +28,10 @@ class Plan(Protocol):
 class Memory(Protocol):
     """What is used of a `tilery.plan.Memory`."""
 
-    plans: dict[Key, Any]
     tuned: dict[tuple[Problem, int], bool]
+
+    @property
+    def plans(self) -> Mapping[Key, Any]: ...
 
     def lock(self, key: Any) -> threading.Lock: ...
 
@@ -104,7 +106,8 @@ def _tune(memory: Memory, key: Key, rebuild: Callable[[], None]) -> None:
             count("tune", "swaps")
     except online.Busy as reason:
         count("tune", f"put off, {reason.kind}")
-        watch(memory, key, memory.plans[key], rebuild)
+        if (plan := memory.plans.get(key)) is not None:
+            watch(memory, key, plan, rebuild)
     except Exception as error:  # whatever it is, the variant that serves goes on
         memory.tuned[key[:2]] = False
         count("tune", "failures")
