@@ -7,6 +7,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,14 @@ def compile_variant(variant: Variant, arch: str, *, pack: Pack | None = None, st
 
     data = store.make(true, make)
     return Code(data, origin)
+
+
+def ready() -> None:
+    """Import what a compilation needs: in the background that would take the GIL from calls, over and over."""
+    from .generator import render  # noqa: F401
+
+    with suppress(ImportError):  # whoever compiles is told so
+        nvrtc()
 
 
 def _render(variant: Variant) -> tuple[str, dict[str, str], str]:

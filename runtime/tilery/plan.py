@@ -235,6 +235,8 @@ def unblocked(problem: Problem, ordinal: int) -> Plan:
 
 
 def _first(memory: Memory, key: Key, stream: int | None) -> Plan:
+    if key[2].jit == "background" or key[2].specialise_after:
+        jit.ready()
     with memory.lock(key):
         plan = memory.plans.get(key)
         if plan is not None:

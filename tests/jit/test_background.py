@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -267,3 +268,36 @@ def test_a_task_that_raises_ends_no_thread(caplog: pytest.LogCaptureFixture) -> 
     workers.close()
     workers.submit(fail, 1)
     assert workers.wait(0)
+
+
+IMPORTS = """
+import sys
+from tilery import jit
+from tilery.pack import builtin
+variant = next(iter(builtin().variants.values()))
+assert "jinja2" not in sys.modules
+jit.ready()
+before = set(sys.modules)
+jit._render(variant)
+print(sorted({name.split(".")[0] for name in set(sys.modules) - before} - {"encodings"}))
+"""
+
+
+def test_a_compilation_imports_nothing_that_ready_has_not() -> None:
+    """In the background an import takes the GIL from calls."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"), [({"jit": "background"}, 1), ({"specialise_after": 9}, 1), ({"jit": "auto"}, 0)]
+)
+def test_who_compiles_in_the_background_gets_ready_with_the_first_call(
+    world: World, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], times: int
+) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(plan.jit, "ready", lambda: called.append(1))
+    policy.use(Policy(**changes))
+    for _ in range(2):
+        plan_for(problem(), 0)
+    assert len(called) == times
