@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +55,36 @@ def test_problems_that_were_never_tuned(dtype: str) -> None:
     assert found.geomean <= 1.02
     assert found.p90 <= 1.06
     assert found.max <= 1.25
+
+
+PUBLIC = ("deepbench_training", "hipblaslt", "llm", "odd", "split_k", "square")
+
+
+def public() -> set[tuple[int, int, int, str]]:
+    """The rows of the public lists of shapes; none of them has a batch."""
+    found = set()
+    for name in PUBLIC:
+        with (ROOT / "benchmarks" / "shapes" / f"{name}.csv").open() as file:
+            found |= {(int(row["m"]), int(row["n"]), int(row["k"]), row["layout"]) for row in csv.DictReader(file)}
+    return found
+
+
+def test_halves_of_the_records_predict_each_other() -> None:
+    """Of random extremes a few exceed the maximum, see docs/decisions/0014-cost-model.md."""
+    gpu, _ = shipped()
+    costs = {name: family.cost for name, family in SPEC.families.items()}
+    every = measured(TUNING / "nvidia_h200.jsonl")
+    times = {key: us for key, us in every.items() if key.dtype in ("bf16", "f16", "f32")}
+    chosen = fit.held_out(times, KNOWN, costs, table.device_of(SPEC, gpu), folds=2)
+    losses = {key: times[key][name] / min(times[key].values()) for key, name in chosen.items()}
+    rows = public()
+    found = regret([loss for key, loss in losses.items() if (key.m, key.n, key.k, key.layout) in rows])
+    assert found.problems > 1300
+    assert (found.geomean <= 1.02, found.p90 <= 1.06, found.max <= 1.25) == (True, True, True)
+    found = regret(list(losses.values()))
+    assert found.problems > 3000
+    assert (found.geomean <= 1.02, found.p90 <= 1.06) == (True, True)
+    assert sum(loss > 1.25 for loss in losses.values()) <= 5
 
 
 def test_no_held_out_pair_was_tuned() -> None:
