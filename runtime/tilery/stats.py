@@ -131,8 +131,9 @@ def stats() -> dict[str, Any]:
     """
     with _lock:
         counted, tracked, former = dict(_counts), list(_tracked.values()), dict(_former)
-    rows = [Served(p.decision.problem, p.tier, p.calls, p.decision.miss) for p in tracked]
-    rows += [Served(problem, tier, calls, miss, plans) for (problem, tier, miss), (calls, plans) in former.items()]
+    # What serves now comes last: its ``miss`` is the one that is reported.
+    rows = [Served(problem, tier, calls, miss, plans) for (problem, tier, miss), (calls, plans) in former.items()]
+    rows += [Served(p.decision.problem, p.tier, p.calls, p.decision.miss) for p in tracked]
     return report(rows, counted)
 
 

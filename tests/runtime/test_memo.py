@@ -10,7 +10,7 @@ import pytest
 from tests.runtime import simulated
 from tests.runtime.simulated import H200, NVRTC, problem
 from tests.runtime.world import STREAM, Params, World, world  # noqa: F401
-from tilery import memo, plan, policy, trace, trace_file
+from tilery import background, memo, plan, policy, trace, trace_file
 from tilery.dispatch import choose
 from tilery.memo import Memo
 from tilery.plan import plan_for
@@ -50,6 +50,17 @@ def test_uncovered_problems_stay_known(world: World) -> None:  # noqa: F811
         call(m, m, layout="tt")
     assert kept() == [48, 64, 80]
     assert {row["problem"]["m"]: row["calls"] for row in stats()["uncovered"]} == {m: m for m in (16, 32, 48, 64, 80)}
+
+
+def test_a_swap_reports_what_serves_now(world: World) -> None:  # noqa: F811
+    policy.use(Policy(jit="background"))
+    call(3, 16, layout="tt")
+    assert background.workers.wait(60)
+    call(2, 16, layout="tt")
+    (row,) = stats()["uncovered"]
+    assert row["calls"] == 5
+    assert row["miss"] == plan_for(problem(m=16, layout="tt"), 0).decision.miss
+    assert stats()["calls"] == {"fallback": 3, "jit": 2}
 
 
 def test_a_trace_has_the_calls_of_what_was_given_up(world: World, tmp_path: Path) -> None:  # noqa: F811
