@@ -170,7 +170,9 @@ class Operand(NamedTuple):
         return min(1.0, UNROLLED * self.size / SECTOR * min(rows, together))
 
     def outside(self, tile_k: int) -> float:
-        """The part of its tiles that lie partly outside."""
+        """The part of its tiles that lie partly outside; none where there is nothing to load."""
+        if not (self.mn and self.k):
+            return 0.0
         inside = (self.mn // self.tile) * (self.k // tile_k)
         return 1 - inside / (self.tiles * max(1, ceil_div(self.k, tile_k)))
 

@@ -33,8 +33,8 @@ LARGE = "gemm_mma_bf16_nt_128x256x32_w2x4_s4_a16"
 SMALL = "gemm_mma_bf16_nt_16x64x128_w1x4_s5_a16"
 KEY = Key("gemm", "bf16", "nt", 16, 512, 512, 512, 1, "bf16", "")
 
-# Whole lines: an aligned problem can take less time than a smaller one that is not.
-sizes = st.integers(1, 150).map(lambda count: 128 * count)
+# Whole lines and whole tiles: such a problem can take less time than a smaller one that is not.
+sizes = st.integers(0, 75).map(lambda count: 256 * count)
 positive = st.floats(0.01, 1e4)
 coefficients = st.builds(Coefficients, *[positive] * len(Coefficients._fields))
 
@@ -42,7 +42,7 @@ coefficients = st.builds(Coefficients, *[positive] * len(Coefficients._fields))
 @given(st.sampled_from(sorted(VARIANTS)), sizes, sizes, sizes, st.sampled_from("mnk"), coefficients)
 def test_more_work_never_takes_less_time(name: str, m: int, n: int, k: int, axis: str, c: Coefficients) -> None:
     key = KEY._replace(m=m, n=n, k=k)
-    more = key._replace(**{axis: getattr(key, axis) * 2})
+    more = key._replace(**{axis: getattr(key, axis) + 256})
     before, after = (time_us(work(VARIANTS[name], one, H200), H200, c) for one in (key, more))
     assert 0 < before <= after * (1 + 1e-9)
 
@@ -131,6 +131,7 @@ def test_tiles_partly_outside_are_counted() -> None:
     assert work(variant, KEY._replace(m=96, n=512, k=96), H200).edges == 3 / 4 + 4 / 8
     assert work(variant, KEY._replace(m=128, n=512, k=128), H200).edges == 0
     assert naive(17, 17, 17).edges == 0
+    assert [work(variant, KEY._replace(m=m, n=512, k=k), H200).edges for m, k in ((0, 128), (128, 0))] == [0, 0]
 
 
 def test_the_widest_of_each_family_contend() -> None:
