@@ -130,8 +130,8 @@ class Search:
         """Predicted time in microseconds."""
         name = variant.name
         if name not in self.predicted:
-            asked = (variant, self.problem, self.device, self.pack.cost[variant.family], self.coefficients.get(name))
-            self.predicted[name] = predict(*asked)
+            cost, fitted = self.pack.cost[variant.family], self.coefficients.get(name)
+            self.predicted[name] = predict(variant, self.problem, self.device, cost, fitted)
         return self.predicted[name]
 
     def rank(self, candidates: Iterable[Candidate]) -> list[Candidate]:

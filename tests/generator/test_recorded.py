@@ -70,7 +70,7 @@ def public() -> set[tuple[int, int, int, str]]:
 
 
 def test_halves_of_the_records_predict_each_other() -> None:
-    """Of random extremes a few exceed the maximum, see docs/decisions/0014-cost-model.md."""
+    """Of random extremes 3 exceed the maximum, which must not become more, see docs/decisions/0014-cost-model.md."""
     gpu, _ = shipped()
     costs = {name: family.cost for name, family in SPEC.families.items()}
     every = measured(TUNING / "nvidia_h200.jsonl")
@@ -80,11 +80,14 @@ def test_halves_of_the_records_predict_each_other() -> None:
     rows = public()
     found = regret([loss for key, loss in losses.items() if (key.m, key.n, key.k, key.layout) in rows])
     assert found.problems > 1300
-    assert (found.geomean <= 1.02, found.p90 <= 1.06, found.max <= 1.25) == (True, True, True)
+    assert found.geomean <= 1.02
+    assert found.p90 <= 1.06
+    assert found.max <= 1.25
     found = regret(list(losses.values()))
     assert found.problems > 3000
-    assert (found.geomean <= 1.02, found.p90 <= 1.06) == (True, True)
-    assert sum(loss > 1.25 for loss in losses.values()) <= 5
+    assert found.geomean <= 1.02
+    assert found.p90 <= 1.06
+    assert sum(loss > 1.25 for loss in losses.values()) <= 3
 
 
 def test_no_held_out_pair_was_tuned() -> None:
