@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 
@@ -64,6 +65,22 @@ def test_one_that_hangs_is_not_waited_for_beyond_the_deadline(tmp_path: Path) ->
         store.change(KEY, lambda found: (found or b"") + b" and after")
         assert counted("deadlines") == 1
     assert store.look(KEY) == b"before and after"
+
+
+def test_a_write_that_failed_once_hides_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "store")
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(errno.EAGAIN, "not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tilery.store.store.publish", refuse)
+        store.change(KEY, lambda found: b"first")
+    assert store.look(KEY) == b"first"
+    store.change(KEY, lambda found: (found or b"") + b" second")
+    other = Store(tmp_path / "store")
+    other.change(KEY, lambda found: (found or b"") + b" third")
+    assert store.look(KEY) == other.look(KEY) == b"first second third"
 
 
 def test_an_error_leaves_the_entry_and_the_lock(tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ class Memory:
         """A payload, or None."""
         return self._payloads.get(digest)
 
+    def drop(self, digest: str) -> None:
+        """Forget a payload, if it is there."""
+        self._payloads.pop(digest, None)
+
     def put(self, digest: str, payload: bytes) -> None:
         """Keep a payload."""
         self._payloads[digest] = payload

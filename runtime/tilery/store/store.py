@@ -170,6 +170,7 @@ class Store:
         path = self.user.path(key.kind, digest)
         try:
             publish(path, data)
+            self._memory.drop(digest)  # what is there is of a write that failed, and older
             count("store", "writes")
         except OSError as error:
             self._writable = self._writable and error.errno not in _LASTING
