@@ -65,7 +65,8 @@ def _value(file: Path, line: int, key: str, value: str) -> Any:
     try:
         return int(value) if key in NUMBERS else FLAGS[value.lower()] if key in ("bias", "accumulate") else value
     except (ValueError, KeyError):
-        raise InvalidInput(f"{file}, line {line}: {key} cannot be {value!r}") from None
+        expected = "a whole number" if key in NUMBERS else f"one of {', '.join(FLAGS)}"
+        raise InvalidInput(f"{file}, line {line}: {key} is {value!r}, expected {expected}") from None
 
 
 def _problem(file: Path, line: int, row: dict[str, Any], dtype: str) -> Problem:

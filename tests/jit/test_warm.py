@@ -61,10 +61,10 @@ def test_json_lines(tmp_path: Path) -> None:
     [
         ("m,n,k,layuot\n1,2,3,nt\n", ["layuot", "did you mean 'layout'"]),
         ("m,n\n1,2\n", ["line 2", "k is missing"]),
-        ("m,n,k\n1,2,x\n", ["line 2", "k cannot be 'x'"]),
+        ("m,n,k\n1,2,x\n", ["line 2", "k is 'x', expected a whole number"]),
         ("m,n,k\n1,2,3\n1,-2,3\n", ["line 3", "n = -2"]),
         ("m,n,k,dtype\n1,2,3,bf61\n", ["line 2", "bf16"]),
-        ("m,n,k,bias\n1,2,3,maybe\n", ["bias cannot be 'maybe'"]),
+        ("m,n,k,bias\n1,2,3,maybe\n", ["line 2", "bias is 'maybe', expected one of true, 1, false, 0"]),
         ('{"m": 1', ["line 1"]),
         ('{"m": 1, "n": 2, "k": 3}\n[1]\n', ["line 2", "expected an object"]),
     ],
