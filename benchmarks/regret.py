@@ -174,7 +174,8 @@ def halves(taken: Sequence[Record], pack: Pack, report: Report) -> None:
     """The regret of each problem, chosen for by a model that was fitted to the other half of the (n, k) pairs."""
     there, device = built(pack), device_of(taken[0].gpu, pack)
     problems = {record.key: us for record in taken if (us := only(measured(record, pack), there))}
-    chosen = fit.held_out(problems, pack.variants, pack.cost, device, folds=2)
+    resident = {name: time.resident for record in taken for name, time in record.times.items()}
+    chosen = fit.held_out(problems, pack.variants, resident, pack.cost, device, folds=2)
     losses = {key: problems[key][name] / min(problems[key].values()) for key, name in chosen.items()}
     public = {record_key(problem) for problem in shapes.problems([], PUBLIC, PUBLIC_DTYPES)}
     report.regrets("halves, public lists", [loss for key, loss in losses.items() if key in public], BOUNDS)

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from . import table as tables
 from .errors import GeneratorError, UnknownName
 from .expand import expand, find, points, reject
 from .load import ROOT, TEMPLATES, TIERS, VARIANTS_TOML, Spec, load
-from .records import Gpu, Key
 from .render import content_hash, headers, render, write
 from .variant import Variant
 
@@ -143,15 +142,15 @@ def table(at: Context) -> int:
 
 def fit(at: Context) -> int:
     """Fit the cost model to the tuning records, and write <device>.cost.json beside them."""
-    known, times, dropped = _measured(at)
+    known, merged = _measured(at)
     costs = {name: family.cost for name, family in at.spec.families.items()}
-    data: dict[str, Any] = {"dropped": dict(dropped)}
-    lines = [f"left out {count} measured times {reason}" for reason, count in sorted(dropped.items())]
-    for gpu, problems in times.items():
-        device = tables.device_of(at.spec, gpu)
-        chosen = fits.held_out(problems, known, costs, device)
+    data: dict[str, Any] = {"dropped": dict(merged.dropped)}
+    lines = [f"left out {count} measured times {reason}" for reason, count in sorted(merged.dropped.items())]
+    for gpu, problems in merged.times.items():
+        device, resident = tables.device_of(at.spec, gpu), merged.resident[gpu]
+        chosen = fits.held_out(problems, known, resident, costs, device)
         regret = ranking.regret([problems[key][name] / min(problems[key].values()) for key, name in chosen.items()])
-        found = fits.Fits(fits.fit(problems, known, costs, device), regret)
+        found = fits.Fits(fits.fit(problems, known, resident, costs, device), regret)
         path = at.args.tuning / f"{re.sub('[^a-z0-9]+', '_', gpu.name.lower())}.cost.json"
         path.write_text(fits.dump(gpu, found), encoding="utf-8")
         data[str(gpu)] = {"file": str(path), "variants": len(found.variants), "regret": regret._asdict()}
@@ -162,12 +161,12 @@ def fit(at: Context) -> int:
 
 def select(at: Context) -> int:
     """Find the fewest variants that keep the regret of the measured problems under a bound; prints what drops cost."""
-    known, times, _ = _measured(at)
+    known, merged = _measured(at)
     args = at.args
     fallback = {variant.name for variant in known.values() if variant.family == at.spec.ops[variant.op].fallback}
     variants = {variant.name: variant for arch in at.archs for variant in expand(at.spec, arch, args.tier).variants}
     sizes = selecting.sizes(variants.values(), args.images)
-    problems = [us for by_key in times.values() for us in by_key.values()]
+    problems = [us for by_key in merged.times.values() for us in by_key.values()]
     found = selecting.select(variants, problems, sizes, args.regret, args.max_mib * 2**20, fallback)
     lines = [f"drop {one.name}: {one.bytes / 1024:.0f} KiB less, then {one.regret}" for one in found.drops]
     lines += [f"keep {name}{' (not measured)' if name in found.unmeasured else ''}" for name in found.kept]
@@ -179,12 +178,11 @@ def select(at: Context) -> int:
     return 0
 
 
-def _measured(at: Context) -> tuple[dict[str, Variant], dict[Gpu, dict[Key, dict[str, float]]], Mapping[str, int]]:
-    """All declared variants, the times that records have of them as they are now, and what was left out."""
+def _measured(at: Context) -> tuple[dict[str, Variant], ranking.Merged]:
+    """All declared variants, and what records say of them as they are now."""
     known = {point.variant.name: point.variant for point in points(at.spec)}
     hashes = {name: content_hash(variant, at.args.templates) for name, variant in known.items()}
-    merged = ranking.merge(records.read(at.args.tuning), lambda gpu: known.keys(), hashes)
-    return known, merged.times, merged.dropped
+    return known, ranking.merge(records.read(at.args.tuning), lambda gpu: known.keys(), hashes)
 
 
 def _described(variant: Variant) -> dict[str, Any]:

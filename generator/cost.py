@@ -8,11 +8,11 @@ measurements by `generator.fit`; where there are none, a family's row in variant
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .variant import Variant
-from .work import BYTES, LINE, Device, Sizes, Work, ceil_div, work
+from .work import BYTES, LINE, Device, Sizes, Work, ceil_div, resident_blocks, work
 
 # How sharply the largest of overlapping times decides: their p-norm. Fitted times change little from 3 to 8.
 OVERLAP = 3
@@ -20,6 +20,8 @@ OVERLAP = 3
 HALF_SIDE = 16
 # Before anything is fitted: clocks of a k-step that waits for memory rather than L2, and what bounds checks add to one.
 COLD_CLOCKS, EDGE = 130.0, 0.25
+# What a warp that returns at once costs, as a part of one that stores.
+IDLE_WARP = 0.25
 
 
 class Coefficients(NamedTuple):
@@ -34,10 +36,11 @@ class Coefficients(NamedTuple):
         edge_clocks: clocks of a k-step per block and operand that lies partly outside.
         tile_clocks: clocks of a tile beside its k-steps: filling the pipeline, epilogue.
         store_clocks: the same per block on the SM.
-        row_clocks: clocks of a row of the result that passes through shared memory, per block on the SM.
+        row_clocks: clocks of a row of the result that passes through shared memory: latency.
         scalar_clocks: clocks of an element of the result that is stored by itself, per block on the SM.
         memory: part of the memory's bandwidth that is reached.
         l2_bytes: bytes per clock that an SM draws from L2.
+        resident: blocks that an SM holds at once: not fitted, but said by the driver, or estimated.
     """
 
     start_us: float
@@ -52,18 +55,21 @@ class Coefficients(NamedTuple):
     scalar_clocks: float
     memory: float
     l2_bytes: float
+    resident: int
 
 
 def time_us(found: Work, device: Device, c: Coefficients) -> float:
     """Microseconds of some work with these coefficients. Fields of the work may be arrays, for `generator.fit`."""
     latency = found.wait * c.step_clocks + found.cold * c.cold_clocks
     step_of_block = found.fill * c.block_clocks + found.lines * c.line_clocks + found.edges * c.edge_clocks
-    stores = found.fill * c.store_clocks + found.rows * c.row_clocks + found.scalars * c.scalar_clocks
+    tile = c.tile_clocks + found.rows * c.row_clocks
+    stores = (IDLE_WARP + (1 - IDLE_WARP) * found.fill) * c.store_clocks + found.scalars * c.scalar_clocks
 
-    def wave(blocks: float) -> float:
-        return found.steps * _overlap(latency, blocks * step_of_block) + c.tile_clocks + blocks * stores
+    def wave(busy: float, blocks: float) -> float:
+        return found.steps * _overlap(latency, busy * step_of_block) + tile + blocks * stores
 
-    clocks = found.waves * wave(found.resident) + (found.last > 0) * wave(found.last)
+    clocks = (found.early > 0) * wave(found.early, found.early)
+    clocks += found.waves * wave(found.resident, found.resident) + (found.last > 0) * wave(found.busy, found.last)
     return c.start_us + _overlap(
         clocks / device.clock_mhz,
         found.memory_bytes / (device.bandwidth_gbs * 1e3 * c.memory),
@@ -77,7 +83,7 @@ def _overlap(*times: float) -> float:
     return together
 
 
-def assumed(variant: Variant, cost: Mapping[str, Any]) -> Coefficients:
+def assumed(variant: Variant, cost: Mapping[str, Any], device: Device) -> Coefficients:
     """Coefficients of a variant that was never measured, from its family's row in variants.toml."""
     tile_m, tile_n, tile_k = variant["tile"]
     side = 2 * tile_m * tile_n / (tile_m + tile_n)
@@ -95,16 +101,37 @@ def assumed(variant: Variant, cost: Mapping[str, Any]) -> Coefficients:
         scalar_clocks=cost["scalar_clocks"],
         memory=cost["memory"],
         l2_bytes=cost["l2_bytes"],
+        resident=resident_blocks(variant, device),
     )
 
 
-def contenders(variants: Iterable[Variant]) -> list[Variant]:
-    """Those of each family that load the widest: the others fit too, and are slower by less than the model can tell."""
+def resident(variant: Variant, device: Device, fitted: Coefficients | None) -> int:
+    """Blocks of a variant that an SM holds at once, or a core of the host device."""
+    if device.cc == (0, 0):
+        return 1
+    return fitted.resident if fitted else resident_blocks(variant, device)
+
+
+def contenders(variants: Iterable[Variant], held: Callable[[Variant], int]) -> list[Variant]:
+    """Those of each family that load the widest: the others fit too, and are slower by less than the model can tell,
+    unless an SM holds more of their blocks.
+
+    Args:
+        variants: that fit a problem.
+        held: how many blocks of a variant an SM holds at once.
+    """
     every = list(variants)
     widest: dict[str, int] = {}
     for variant in every:
         widest[variant.family] = max(variant.align, widest.get(variant.family, 0))
-    return [variant for variant in every if variant.align == widest[variant.family]]
+    first = [variant for variant in every if variant.align == widest[variant.family]]
+    twins = {(variant.family, variant.config): variant for variant in first}
+
+    def more(variant: Variant) -> bool:
+        twin = twins.get((variant.family, variant.config), variant)
+        return twin is not variant and held(variant) > held(twin)
+
+    return first + [variant for variant in every if more(variant)]
 
 
 def host_us(variant: Variant, problem: Sizes, device: Device, cost: Mapping[str, Any]) -> float:
@@ -132,4 +159,5 @@ def predict(
     """
     if device.cc == (0, 0):
         return host_us(variant, problem, device, cost)
-    return time_us(work(variant, problem, device), device, fitted or assumed(variant, cost))
+    c = fitted or assumed(variant, cost, device)
+    return time_us(work(variant, problem, device, c.resident), device, c)

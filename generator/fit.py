@@ -15,13 +15,15 @@ from .errors import TableError
 from .ranking import Regret, Times
 from .records import Gpu, Key
 from .variant import Variant
-from .work import Device, Work, work
+from .work import BYTES, Device, Work, work
 
 SCHEMA = 1
 # Fewer problems than this say less about a variant than its family's row.
 LEAST_PROBLEMS = 6
-# A coefficient that the records do not determine stays near its prior: standard deviations of logarithms.
-PRIOR_SPREAD = Coefficients(0.5, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.0, 0.1, 0.7)
+# A coefficient that the records do not determine stays near its prior: standard deviations of logarithms. Nearer where
+# the prior is that of variants with the same Config, which differ in layout, alignment, or the kind of 16-bit float.
+PRIOR_SPREAD = (0.5, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.0, 0.1, 0.7)
+TWINS_SPREAD = 0.4
 PRIOR_WEIGHT = 0.05
 # Beyond this error, in logarithms, a time counts linearly: outliers must not bend the model.
 LINEAR_FROM = 0.3
@@ -36,6 +38,8 @@ FOLDS = 5
 
 Costs = Mapping[str, Mapping[str, Any]]
 """The families' rows of variants.toml."""
+Resident = Mapping[str, int]
+"""Blocks of a variant that an SM holds at once, by its name."""
 Point = tuple[Work, float, float]
 """Work, measured microseconds, weight."""
 
@@ -62,34 +66,66 @@ class Fits:
         return found.coefficients if found else None
 
 
-def fit(problems: Mapping[Key, Times], variants: Mapping[str, Variant], costs: Costs, device: Device) -> dict[str, Fit]:
-    """Fit each variant that was measured often enough.
+def fit(
+    problems: Mapping[Key, Times], variants: Mapping[str, Variant], resident: Resident, costs: Costs, device: Device
+) -> dict[str, Fit]:
+    """Fit each variant that was measured often enough, or of whose twins some were.
 
     Args:
         problems: measured on one GPU.
         variants: by name; times of others are left out.
+        resident: where the driver said it; of other variants it is estimated.
         costs: the families' rows of variants.toml, the prior.
         device: the GPU.
     """
+    prior = {
+        name: _held(cost.assumed(variant, costs[variant.family], device), resident.get(name))
+        for name, variant in variants.items()
+    }
     points: dict[str, list[Point]] = {}
-    for key, times in problems.items():
+    for key, times in sorted(problems.items()):
         best = min(times.values())
         for name, us in times.items():
             if name in variants:
                 weight = 1.0 if us < FAR * best else FAR_WEIGHT
-                points.setdefault(name, []).append((work(variants[name], key, device), us, weight))
-    return {
-        name: _fit(found, cost.assumed(variants[name], costs[variants[name].family]), device)
+                todo = work(variants[name], key, device, prior[name].resident)
+                points.setdefault(name, []).append((todo, us, weight))
+    alone = {
+        name: _fit(found, prior[name], PRIOR_SPREAD, device)
         for name, found in sorted(points.items())
         if len(found) >= LEAST_PROBLEMS
     }
+    near = [spread * TWINS_SPREAD for spread in PRIOR_SPREAD]
+    fitted = dict(alone)
+    for name in sorted(points):
+        twins = [one for other, one in alone.items() if other != name and _twins(variants[other], variants[name])]
+        if twins:
+            fitted[name] = _fit(points[name], _held(_mean(twins), prior[name].resident), near, device)
+    return dict(sorted(fitted.items()))
 
 
-def _fit(points: Sequence[Point], prior: Coefficients, device: Device) -> Fit:
+def _held(c: Coefficients, resident: int | None) -> Coefficients:
+    return c if resident is None else c._replace(resident=resident)
+
+
+def _twins(a: Variant, b: Variant) -> bool:
+    return (a.family, a.config, BYTES[a.dtype]) == (b.family, b.config, BYTES[b.dtype])
+
+
+def _mean(fits: Sequence[Fit]) -> Coefficients:
+    """The geometric mean of coefficients, each counted as often as problems were measured."""
+    total = sum(one.problems for one in fits)
+    columns = zip(*(one.coefficients for one in fits), strict=True)
+    weights = [one.problems / total for one in fits]
+    logs = [sum(w * math.log(value) for w, value in zip(weights, column, strict=True)) for column in columns]
+    return Coefficients._make(map(math.exp, logs))
+
+
+def _fit(points: Sequence[Point], prior: Coefficients, spreads: Sequence[float], device: Device) -> Fit:
     """Damped least squares (Levenberg 1944, Marquardt 1963) on the logarithms of coefficients and times."""
     import numpy as np
 
-    start, spread = np.log(np.array(prior)), np.array(PRIOR_SPREAD)
+    start, spread = np.log(np.array(prior[:-1])), np.array(spreads)
     works, times, weights = zip(*points, strict=True)
     columns: list[Any] = [np.array(column, float) for column in zip(*works, strict=True)]
     all_work = Work(*columns)
@@ -100,7 +136,7 @@ def _fit(points: Sequence[Point], prior: Coefficients, device: Device) -> Fit:
 
     def errors(logs: Any) -> Any:
         """Beyond `LINEAR_FROM` the square of an error grows linearly (Huber 1964)."""
-        found = off(Coefficients(*np.exp(logs)))
+        found = off(Coefficients._make((*np.exp(logs), prior.resident)))
         beyond = np.sqrt(np.maximum(2 * LINEAR_FROM * abs(found) - LINEAR_FROM**2, 0))
         bent = np.where(abs(found) <= LINEAR_FROM, found, np.sign(found) * beyond)
         return np.concatenate([weight * bent, (logs - start) / spread * PRIOR_WEIGHT])
@@ -118,12 +154,17 @@ def _fit(points: Sequence[Point], prior: Coefficients, device: Device) -> Fit:
             logs, residual = tried, found
         if 0 < gained < ENOUGH or damping > 1e6:
             break
-    c = Coefficients(*(float(f"{value:.4g}") for value in np.exp(logs)))
+    c = Coefficients._make((*(float(f"{value:.4g}") for value in np.exp(logs)), prior.resident))
     return Fit(c, len(points), round(float(np.expm1(abs(off(c)).mean())), 4))
 
 
 def held_out(
-    problems: Mapping[Key, Times], variants: Mapping[str, Variant], costs: Costs, device: Device, folds: int = FOLDS
+    problems: Mapping[Key, Times],
+    variants: Mapping[str, Variant],
+    resident: Resident,
+    costs: Costs,
+    device: Device,
+    folds: int = FOLDS,
 ) -> dict[Key, str]:
     """For each problem, the variant that a model chooses that was fitted without any problem of its (n, k)."""
     pairs = sorted({(key.n, key.k) for key in problems})
@@ -131,7 +172,7 @@ def held_out(
     found: dict[Key, str] = {}
     for fold in range(folds):
         others = {key: times for key, times in problems.items() if part[key.n, key.k] != fold}
-        fitted = Fits(fit(others, variants, costs, device))
+        fitted = Fits(fit(others, variants, resident, costs, device))
         for key in problems.keys() - others.keys():
             found[key] = cheapest(key, problems[key], variants, costs, device, fitted)
     return found
@@ -146,7 +187,10 @@ def cheapest(
         us = cost.predict(variant, key, device, costs[variant.family], fitted.coefficients(variant.name))
         return us, -variant.align, variant.name
 
-    return min(cost.contenders(variants[name] for name in names), key=rank).name
+    def held(variant: Variant) -> int:
+        return cost.resident(variant, device, fitted.coefficients(variant.name))
+
+    return min(cost.contenders((variants[name] for name in names), held), key=rank).name
 
 
 def dump(gpu: Gpu, fits: Fits) -> str:
@@ -183,4 +227,5 @@ def _row(row: Sequence[Any]) -> Fit:
     *values, problems, error = row
     if len(row) != len(COLUMNS) or not all(0 < value < math.inf for value in (*values, problems)):
         raise ValueError(f"{row} is not a row of {len(COLUMNS)} positive numbers")
-    return Fit(Coefficients(*map(float, values)), problems, error)
+    *fitted, resident = values
+    return Fit(Coefficients._make((*map(float, fitted), int(resident))), problems, error)

@@ -55,10 +55,12 @@ class Merged:
 
     Attributes:
         times: by GPU and problem.
+        resident: by GPU, blocks of a variant that an SM holds at once.
         dropped: how many times were left out, by reason.
     """
 
     times: dict[Gpu, dict[Key, dict[str, float]]] = field(default_factory=dict)
+    resident: dict[Gpu, dict[str, int]] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)
 
 
@@ -90,6 +92,7 @@ def merge(
                 merged.dropped["of variants that this build does not have"] += 1
             else:
                 kept[name] = time.us
+                merged.resident.setdefault(gpu, {})[name] = time.resident
         if kept.keys() - fallback or min(kept.values(), default=0.0) == min(t.us for t in record.times.values()):
             merged.times.setdefault(gpu, {}).setdefault(record.key, {}).update(kept)
         elif kept:

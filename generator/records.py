@@ -2,13 +2,13 @@
 
 Each line stands alone: one problem on one GPU, with what was measured of each variant::
 
-    {"schema": 2, "gpu": "NVIDIA H200, 9.0, 132 SMs, 60 MiB L2, 4917 GB/s", "toolchain": "13.0", "driver": "580.95",
+    {"schema": 3, "gpu": "NVIDIA H200, 9.0, 132 SMs, 60 MiB L2, 4917 GB/s", "toolchain": "13.0", "driver": "580.95",
      "clock_mhz": 1980, "op": "gemm", "dtype": "bf16", "layout": "nt", "align": 16, "m": 1, "n": 4096, "k": 4096,
      "batch": 1, "out_dtype": "bf16", "epilogue": "",
-     "times": {"gemm_mma_bf16_nt_64x64x64_w2x2_s3_a16": [12.3, 0.01, "0123456789ab"]}}        (in one line)
+     "times": {"gemm_mma_bf16_nt_64x64x64_w2x2_s3_a16": [12.3, 0.01, "0123456789ab", 3]}}     (in one line)
 
-A time is microseconds, spread (interquartile range over median) and the first digits of the variant's content hash: a
-time is of the kernel that was measured, and of no later one of the same name.
+A time is microseconds, spread (interquartile range over median), the first digits of the variant's content hash, and
+how many of its blocks an SM holds at once. It is of the kernel that was measured, and of no later one of the same name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from .errors import TableError, nearest
 
-SCHEMA = 2
+SCHEMA = 3
 HASH_DIGITS = 12
 # Times that differ by less are equal: medians of one kernel differ so much from run to run.
 NOISE = 0.01
@@ -108,11 +108,13 @@ def epilogue_of(accumulate: bool, bias: bool, activation: str) -> str:
 
 
 class Time(NamedTuple):
-    """What was measured of a variant: microseconds, spread, and the first `HASH_DIGITS` of its content hash."""
+    """What was measured of a variant: microseconds, spread, the first `HASH_DIGITS` of its content hash, and the blocks
+    that an SM holds at once."""
 
     us: float
     spread: float
     hash: str
+    resident: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def line(record: Record) -> str:
         "driver": record.driver,
         "clock_mhz": record.clock_mhz,
         **record.key._asdict(),
-        "times": {name: [float(f"{t.us:.4g}"), round(t.spread, 3), t.hash] for name, t in times},
+        "times": {name: [float(f"{t.us:.4g}"), round(t.spread, 3), t.hash, t.resident] for name, t in times},
     }
     return json.dumps(data)
 
@@ -229,12 +231,14 @@ def _times(place: str, times: Any) -> dict[str, Time]:
 
 def _time(place: str, value: Any) -> Time:
     if not isinstance(value, list) or len(value) != len(Time._fields):
-        raise TableError(f"{place} is {value!r}, not [microseconds, spread, hash]")
-    us, spread, digits = value
+        raise TableError(f"{place} is {value!r}, not [microseconds, spread, hash, blocks]")
+    us, spread, digits, resident = value
     if type(us) not in (int, float) or not 0 < us < math.inf:
         raise TableError(f"{place}: {us!r} is not a positive number of microseconds")
     if type(spread) not in (int, float) or not 0 <= spread < math.inf:
         raise TableError(f"{place}: {spread!r} is not a spread")
     if not isinstance(digits, str) or not re.fullmatch(f"[0-9a-f]{{{HASH_DIGITS}}}", digits):
         raise TableError(f"{place}: {digits!r} is not the first {HASH_DIGITS} hex digits of a content hash")
-    return Time(us, spread, digits)
+    if type(resident) is not int or resident < 1:
+        raise TableError(f"{place}: {resident!r} is not a number of blocks that an SM holds")
+    return Time(us, spread, digits, resident)

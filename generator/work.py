@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import gcd, isqrt
+from collections.abc import Callable
+from math import ceil, gcd, isqrt
 from typing import Any, NamedTuple, Protocol
 
 from .variant import Variant
@@ -16,20 +17,28 @@ SM_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1
 SM_BLOCKS = 32
 SM_REGISTERS = 65536
 # Registers of a thread beside its accumulators: operand fragments, addresses, loop state. With one sum there are
-# no fragments.
+# no fragments. Sixteen bytes, or whole words, go to shared memory without passing through them (cp.async).
 OTHER_REGISTERS, FEW_REGISTERS = 64, 31
-MAX_REGISTERS = 255
+MAX_REGISTERS, REGISTER = 255, 4
+ASYNC_BYTES = (4, 16)
 # The hardware keeps 1 KiB of shared memory for each block, and the SM has 1 KiB beyond what one block may ask for.
 RESERVED_SHARED = 1024
 # Of an SM; each issues for the warps of its own.
 SCHEDULERS = 4
 WARP = 32
-# Bytes that L1 and L2 look up at once, and the part of them that one load brings in.
-LINE, SECTOR = 128, 32
-# The compiler unrolls a loop with one sum so often: so many loads of an operand are under way at once.
+# Bytes that L1 and L2 look up at once, and the part of them that L2 delivers. Memory delivers so many where a row is
+# read along k, and whole lines where one row after the other is.
+LINE, SECTOR, BURST = 128, 32, 64
+# Lines that L1 looks up while one bank of it delivers an element.
+LOOKUPS = 16
+# The compiler unrolls a loop with one sum so often, so that as many loads of an operand are under way at once. What is
+# left of k then takes its steps one by one.
 UNROLLED = 4
 # Latency of what L1 has over that of what L2 has.
 L1_LATENCY = 0.5
+# Where most warps of a block return at once, an SM holds so many times as many blocks in its second wave, and later:
+# what they leave is given away when a block ends, and not before.
+SECOND, LATER = 2.0, 2.5
 
 
 class Device(Protocol):
@@ -87,13 +96,15 @@ class Work(NamedTuple):
         wait: latency of a k-step, as a part of that of one whose operands come from L2.
         cold: how much more of it there is where they come from memory, as a part of what it is then.
         fill: part of a block's warps that work: 1 but where threads outside the result return at once.
-        lines: lines of memory that a k-step touches, each time that a warp looks one up where nothing is staged.
+        lines: lines of memory that a k-step touches; where nothing is staged, accesses to L1 one after the other.
         edges: how many operands of a k-step lie partly outside, as a mean over the tiles.
         rows: rows of the result in a tile that passes through shared memory.
         scalars: elements of a tile's result that are stored one by one, as where rows do not begin at 16 bytes.
+        early: blocks that one SM holds in a first wave, where it holds more of them later.
         resident: blocks that one SM holds, as `_busy` counts them.
-        waves: full waves of them on each SM.
-        last: blocks on the busiest SM in the last, incomplete wave.
+        waves: waves of them on each SM.
+        last: blocks on the busiest SM in a last, incomplete wave.
+        busy: those, as `_busy` counts them.
         memory_bytes: traffic with memory.
         l2_bytes: traffic between L2 and SMs.
     """
@@ -106,9 +117,11 @@ class Work(NamedTuple):
     edges: float
     rows: int
     scalars: int
+    early: float
     resident: float
-    waves: int
+    waves: float
     last: float
+    busy: float
     memory_bytes: float
     l2_bytes: float
 
@@ -149,25 +162,28 @@ class Operand(NamedTuple):
         return (self.mn if self.mn_major else self.k) * self.size
 
     def lines(self, tile_k: int) -> float:
-        """Lines of memory that a k-step touches: rows that begin within a line cost one more."""
-        inside = min(self.mn, self.tile)
-        rows, width = (tile_k, inside * self.size) if self.mn_major else (inside, tile_k * self.size)
+        """Lines of memory that a k-step touches, as a mean: rows that begin within a line cost one more."""
+        inside, k = min(self.mn, self.tile), self.k / max(1, ceil_div(self.k, tile_k))
+        rows, width = (k, inside * self.size) if self.mn_major else (inside, k * self.size)
         return rows * max(1.0, width / LINE + 1 - gcd(self.pitch, LINE) / LINE)
 
-    def lookups(self, rows: int) -> int:
-        """What a warp's load of one element each costs that touches ``rows`` m (or n): lines that are looked up, and
-        those among them whose elements lie in the same banks of L1, one after the other."""
-        if self.mn_major:
-            return 2
-        return rows + ceil_div(rows, LINE // gcd(self.pitch, LINE))
-
-    def fresh(self, rows: int) -> float:
-        """The part of a warp's loads, one element of k each, that waits for a sector that L1 does not have. Rows that
-        begin differently within a sector end in it at different k."""
+    def accesses(self, rows: int) -> float:
+        """What a warp's load of one element each costs that touches ``rows`` m (or n): elements of one bank of L1 are
+        delivered one after the other, and the lines that they lie in have to be looked up."""
         if self.mn_major:
             return 1.0
-        together = SECTOR // gcd(self.pitch, SECTOR)
-        return min(1.0, UNROLLED * self.size / SECTOR * min(rows, together))
+        return rows / LOOKUPS + ceil_div(rows, LINE // gcd(self.pitch, LINE))
+
+    def fresh(self, rows: int, steps: int, sector: bool) -> float:
+        """The part of a warp's loads, ``steps`` of k of one element each, that wait for a sector, or else for memory.
+
+        Rows that begin differently within a sector leave it at different k.
+        """
+        if self.mn_major:
+            return min(1.0, steps * self.pitch / (SECTOR if sector else LINE))
+        piece = SECTOR if sector else BURST
+        together = piece // gcd(self.pitch, piece)
+        return min(1.0, steps * self.size / piece * min(rows, together))
 
     def outside(self, tile_k: int) -> float:
         """The part of its tiles that lie partly outside; none where there is nothing to load."""
@@ -189,32 +205,53 @@ def sums_per_thread(variant: Variant) -> int:
 
 
 def resident_blocks(variant: Variant, device: Device) -> int:
-    """Blocks of the variant that one SM holds at a time, at least 1."""
-    sums = sums_per_thread(variant)
-    registers = min(sums + (OTHER_REGISTERS if sums > 1 else FEW_REGISTERS), MAX_REGISTERS)
+    """Blocks of a variant that one SM holds at a time, at least 1: an estimate, for where the driver was not asked."""
+    sums, size = sums_per_thread(variant), BYTES[variant.dtype]
+    registers = sums + (OTHER_REGISTERS if sums > 1 else FEW_REGISTERS)
+    if sums > 1 and not {size, variant.align} & set(ASYNC_BYTES):
+        tile_m, tile_n, tile_k = variant["tile"]
+        registers += (tile_m + tile_n) * tile_k * size // (variant.threads * REGISTER)
     # A Config with `blocks` has its registers bounded so that as many fit.
     config: dict[str, Any] = dict(variant.config)
-    by_registers: int = config.get("blocks", SM_REGISTERS // (registers * variant.threads))
+    by_registers: int = config.get("blocks", SM_REGISTERS // (min(registers, MAX_REGISTERS) * variant.threads))
     by_shared = (device.shared_bytes + RESERVED_SHARED) // (variant.shared_bytes + RESERVED_SHARED)
     by_threads = SM_THREADS.get(device.cc, 2048) // variant.threads
     return max(1, min(SM_BLOCKS, by_threads, by_shared, by_registers))
 
 
-def work(variant: Variant, problem: Sizes, device: Device) -> Work:
-    """What the variant has to do. Inputs beyond L2 are read again for each square of tiles that runs at once."""
+class Waves(NamedTuple):
+    """Those fields of `Work` that say which blocks run at once."""
+
+    early: float
+    resident: float
+    waves: float
+    last: float
+    busy: float
+
+    @property
+    def first(self) -> float:
+        """The part of them whose operands come from memory. What others need of them is in L2 then."""
+        return 1 / max(1, ceil((self.early > 0) + self.waves + (self.last > 0)))
+
+
+def work(variant: Variant, problem: Sizes, device: Device, resident: int) -> Work:
+    """What a variant has to do of which an SM holds so many blocks. Inputs beyond L2 are read again for each square of
+    tiles that runs at once."""
     tile_m, tile_n, tile_k = variant["tile"]
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
     size, out_size = BYTES[problem.dtype], BYTES[problem.out_dtype]
     tiles_m, tiles_n = max(1, ceil_div(m, tile_m)), max(1, ceil_div(n, tile_n))
     a = Operand(problem.layout[0] == "t", m, k, tile_m, tiles_m, size)
     b = Operand(problem.layout[-1] == "n", n, k, tile_n, tiles_n, size)
-    resident, warps = resident_blocks(variant, device), ceil_div(variant.threads, WARP)
+    blocks, warps = tiles_m * tiles_n * batch, ceil_div(variant.threads, WARP)
     single = sums_per_thread(variant) == 1
-    if single:  # warps below the result return at once, and leave their places to other blocks
-        resident = min(SM_BLOCKS, resident * warps // ceil_div(max(1, min(m, tile_m)) * tile_n, WARP))
-    waves, rest = divmod(tiles_m * tiles_n * batch, resident * device.sms)
-    first = 1 / max(1, waves + (rest > 0))
-    loads = _direct(a, b, warps, first) if single else _staged(a, b, tile_k, first)
+    if single:
+        working = ceil_div(max(1, min(m, tile_m)) * tile_n, WARP)
+        waves = _crowded(blocks, resident, resident * warps // working, device)
+        loads = _direct(a, b, warps, waves.first)
+    else:
+        waves = _even(blocks, resident, device, warps)
+        loads = _staged(a, b, tile_k, waves.first)
     reads_a = reads_b = 1.0
     if (m + n) * k * size > device.l2_bytes:
         side = isqrt(resident * device.sms)
@@ -222,25 +259,23 @@ def work(variant: Variant, problem: Sizes, device: Device) -> Work:
     outputs = m * n * out_size * (2 if getattr(problem, "accumulate", False) else 1)
     far = _from_memory(batch * ((m + n) * k * size + m * n * out_size), device)
     return Work(
-        max(1, ceil_div(k, tile_k)),
-        *loads._replace(cold=loads.cold * far),
+        steps=max(1, ceil_div(k, tile_k)),
+        **loads._replace(cold=loads.cold * far)._asdict(),
         scalars=min(m, tile_m) * min(n, tile_n) if single or n * out_size % 16 else 0,
-        resident=_busy(resident, warps),
-        waves=waves,
-        last=_last(rest, resident, waves, device, warps),
+        **waves._asdict(),
         memory_bytes=batch * ((m * reads_a + n * reads_b) * k * size + outputs),
         l2_bytes=float((m * tiles_n + n * tiles_m) * k * size * batch),
     )
 
 
 def _staged(a: Operand, b: Operand, tile_k: int, first: float) -> Loads:
-    """Where tiles of A and B pass through shared memory, and the result does.
+    """Where tiles of A and B pass through shared memory, and the result does; ``first`` as in `Waves`.
 
-    In ``first``, one of all waves, the operands come from memory. What others need of them is in L2 then.
+    The first k-step of a tile is of something new in any wave.
     """
     return Loads(
         wait=1.0,
-        cold=max(first, 1 / min(a.tiles, b.tiles)),
+        cold=max(first, 1 / min(a.tiles, b.tiles), 1 / max(1, ceil_div(a.k, tile_k))),
         fill=1.0,
         lines=a.lines(tile_k) + b.lines(tile_k),
         edges=a.outside(tile_k) + b.outside(tile_k),
@@ -253,15 +288,22 @@ def _direct(a: Operand, b: Operand, warps: int, first: float) -> Loads:
     # Of the blocks of a tile's last rows some warps have nothing to do.
     working = (a.mn // a.tile * warps + ceil_div(a.mn % a.tile * b.tile, WARP)) / a.tiles
     rows, columns = min(a.mn, ceil_div(WARP, b.tile)), min(b.mn, b.tile)
-    fresh_a, fresh_b = a.fresh(rows), b.fresh(columns)
-    return Loads(
-        wait=L1_LATENCY + (1 - L1_LATENCY) * max(fresh_a, fresh_b),
-        cold=max(fresh_a * max(first, 1 / b.tiles), fresh_b * max(first, 1 / a.tiles)),
-        fill=working / warps,
-        lines=working * (a.lookups(rows) + b.lookups(columns)),
-        edges=0.0,
-        rows=0,
-    )
+    left = a.k % UNROLLED
+
+    def mean(parts: Callable[[int], float]) -> float:
+        """Over the steps of k, of which those that are left of it take as long as `UNROLLED` others."""
+        return (UNROLLED * left * parts(1) + (a.k - left) * parts(UNROLLED)) / max(1, a.k)
+
+    def wait(steps: int) -> float:
+        fresh = max(a.fresh(rows, steps, sector=True), b.fresh(columns, steps, sector=True))
+        return L1_LATENCY + (1 - L1_LATENCY) * fresh
+
+    def cold(steps: int) -> float:
+        of_a = a.fresh(rows, steps, sector=False) * max(first, 1 / b.tiles)
+        return min(1.0, of_a + b.fresh(columns, steps, sector=False) * max(first, 1 / a.tiles))
+
+    lines = working * (a.accesses(rows) + b.accesses(columns))
+    return Loads(mean(wait), mean(cold), working / warps, lines, edges=0.0, rows=0)
 
 
 def _from_memory(footprint: int, device: Device) -> float:
@@ -269,6 +311,30 @@ def _from_memory(footprint: int, device: Device) -> float:
     keeps what its SMs read, so that what fills more than half of it is partly lost."""
     part = footprint * ROTATED_SETS / device.l2_bytes
     return ((part > 0.5) + (part > 1)) / 2
+
+
+def _crowded(blocks: int, early: int, most: int, device: Device) -> Waves:
+    """Waves of blocks of which an SM holds more from the second wave on, at most ``most``.
+
+    After three waves the SMs are no longer in step, so that there is no last one.
+    """
+    second, later = min(int(SECOND * early), most), min(int(LATER * early), most)
+    beyond = max(0, blocks - early * device.sms) / device.sms
+    if not beyond:
+        last = ceil_div(blocks, device.sms)
+        return Waves(0, early, 0, last, last)
+    if beyond > second + later:
+        return Waves(early, later, 2 + (beyond - second - later) / later, 0, 0)
+    full = int(beyond > second)
+    last = ceil(beyond - full * second)
+    return Waves(early, second, full, last, last)
+
+
+def _even(blocks: int, resident: int, device: Device, warps: int) -> Waves:
+    """Waves of equally many blocks, and a last one of what is left."""
+    waves, rest = divmod(blocks, resident * device.sms)
+    last, busy = (_last(rest, resident, waves, device, of) for of in (SCHEDULERS, warps))
+    return Waves(0, _busy(resident, warps), waves, last, busy)
 
 
 def _busy(blocks: int, warps: int) -> float:
@@ -282,7 +348,7 @@ def _busy(blocks: int, warps: int) -> float:
 
 
 def _last(rest: int, resident: int, waves: int, device: Device, warps: int) -> float:
-    """Blocks on the busiest SM in the last wave, as `_busy` counts them.
+    """Blocks on the busiest SM in the last wave, as `_busy` counts them: with as many warps as schedulers it changes none.
 
     They are spread evenly, but not behind a full wave: there an SM that is free early takes a second one. After more
     waves SMs are free at different times, and that fades.

@@ -12,7 +12,7 @@ from .decision import Decision, Ranked, Rejection, problem_text, summary
 from .device import DeviceInfo
 from .errors import UnknownName, UnsupportedProblem
 from .generator.archs import HOST
-from .generator.cost import contenders, predict
+from .generator.cost import contenders, predict, resident
 from .generator.records import Key
 from .generator.variant import Variant
 from .lookup import coefficients, of_silicon, plain_key, record_key, records
@@ -134,13 +134,18 @@ class Search:
             self.predicted[name] = predict(variant, self.problem, self.device, cost, fitted)
         return self.predicted[name]
 
+    def held(self, variant: Variant) -> int:
+        """Blocks of a variant that an SM holds at once."""
+        blocks: int = resident(variant, self.device, self.coefficients.get(variant.name))
+        return blocks
+
     def rank(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Fastest first, behind them what loads less at once than others of its family.
 
         Among equals the wider loads, then the name, so that two processes choose alike.
         """
         every = list(candidates)
-        first = {id(variant) for variant in contenders(candidate.variant for candidate in every)}
+        first = {id(variant) for variant in contenders((candidate.variant for candidate in every), self.held)}
         return sorted(
             every,
             key=lambda c: (id(c.variant) not in first, self.predict(c.variant), -c.variant.align, c.variant.name),

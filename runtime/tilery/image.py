@@ -181,6 +181,13 @@ def _prepare(kernel: Any, variant: Variant, ordinal: int) -> None:
     device.call("cuKernelGetFunction", kernel)
 
 
+def resident(kernel: Any, variant: Variant) -> int:
+    """Blocks of a loaded variant that an SM holds at once. The context that it was loaded for must be current."""
+    function = device.call("cuKernelGetFunction", kernel)
+    blocks = device.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, variant.threads, variant.shared_bytes)
+    return int(blocks)
+
+
 def _refused(error: DriverError, variant: Variant, ordinal: int, source: str, cuda: str) -> DriverError:
     gpu = device.info(ordinal)
     have = device.version_text(gpu.driver_version or 0)

@@ -173,8 +173,8 @@ def test_fit_and_select(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
             "gemm_mma_bf16_nt_128x256x32_w2x4_s4_a16": 30 + m * n / 1e5,
             "gemm_mma_bf16_nt_16x64x128_w1x4_s5_a16": 9 + m,
         }
-        times = {name: Time(us[name], 0.0, content_hash(known[name])[:12]) for name in us} | {
-            "gone": Time(1, 0, "0" * 12)
+        times = {name: Time(us[name], 0.0, content_hash(known[name])[:12], 2) for name in us} | {
+            "gone": Time(1, 0, "0" * 12, 1)
         }
         lines.append(line(Record("", gpu, "13.0", "580", 0, key, times)))
     (tmp_path / "h200.jsonl").write_text("\n".join(lines))

@@ -19,7 +19,7 @@ HASHES = {name: f"{name * 12}{'0' * 52}" for name in "abcdef"}
 
 
 def record(times: dict[str, float], gpu: Gpu = NEW, hash_of: str = "", **changes: Any) -> Record:
-    timed = {name: Time(us, 0.0, (hash_of or name[0]) * 12) for name, us in times.items()}
+    timed = {name: Time(us, 0.0, (hash_of or name[0]) * 12, 2) for name, us in times.items()}
     return Record("here", gpu, "13.0", "580", 0, KEY._replace(**changes), timed)
 
 

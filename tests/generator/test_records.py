@@ -15,14 +15,14 @@ from generator.records import Gpu, Key, Record, Time, line, parse, ranked
 
 NEW = Gpu("New", (9, 0), 132, 60, 4800)
 DATA: dict[str, Any] = {
-    "schema": 2,
+    "schema": 3,
     "gpu": str(NEW),
     "toolchain": "13.0",
     "driver": "580.95",
     "clock_mhz": 1980,
     **{"op": "gemm", "dtype": "bf16", "layout": "nt", "align": 16, "m": 8, "n": 64, "k": 64, "batch": 1},
     **{"out_dtype": "bf16", "epilogue": ""},
-    "times": {"a": [1.5, 0.01, "0123456789ab"]},
+    "times": {"a": [1.5, 0.01, "0123456789ab", 4]},
 }
 
 
@@ -32,7 +32,7 @@ def test_read(tmp_path: Path) -> None:
     first, second = records.read(tmp_path)
     assert first.gpu == NEW
     assert first.key == Key("gemm", "bf16", "nt", 16, 8, 64, 64, 1, "bf16", "")
-    assert first.times == {"a": Time(1.5, 0.01, "0123456789ab")}
+    assert first.times == {"a": Time(1.5, 0.01, "0123456789ab", 4)}
     assert (first.toolchain, first.driver, first.clock_mhz) == ("13.0", "580.95", 1980)
     assert second.place == f"{tmp_path / 'new.jsonl'}:3"
 
@@ -42,10 +42,10 @@ def test_read(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "is not a JSON object"),
-        ({}, "schema is None; this generator reads 2: measure again"),
-        (DATA | {"schema": 1}, "schema is 1; this generator reads 2"),
+        ({}, "schema is None; this generator reads 3: measure again"),
+        (DATA | {"schema": 2}, "schema is 2; this generator reads 3"),
         (DATA | {"laiout": "nt"}, "unknown key 'laiout'; nearest: layout"),
-        ({"schema": 2, "op": "gemm"}, "missing key 'gpu'; given: schema, op"),
+        ({"schema": 3, "op": "gemm"}, "missing key 'gpu'; given: schema, op"),
         (DATA | {"m": "8"}, "m is '8', not a size"),
         (DATA | {"m": -1}, "m is -1, not a size"),
         (DATA | {"m": True}, "m is True, not a size"),
@@ -53,13 +53,15 @@ def test_read(tmp_path: Path) -> None:
         (DATA | {"gpu": "NVIDIA H200"}, "gpu: 'NVIDIA H200' is not like"),
         (DATA | {"times": {}}, "times is {}, not an object"),
         (DATA | {"times": [1]}, r"times is \[1\], not an object"),
-        (DATA | {"times": {"a": 1.5}}, r"times.a is 1.5, not \[microseconds, spread, hash\]"),
-        (DATA | {"times": {"a": [0, 0, "0" * 12]}}, "times.a: 0 is not a positive number"),
-        (DATA | {"times": {"a": [float("nan"), 0, "0" * 12]}}, "times.a: nan is not a positive number"),
-        (DATA | {"times": {"a": ["1", 0, "0" * 12]}}, "times.a: '1' is not a positive number"),
-        (DATA | {"times": {"a": [1, -1, "0" * 12]}}, "times.a: -1 is not a spread"),
-        (DATA | {"times": {"a": [1, 0, "0" * 11]}}, "times.a: '00000000000' is not the first 12 hex digits"),
-        (DATA | {"times": {"a": [1, 0, "G" * 12]}}, "times.a: .* is not the first 12 hex digits"),
+        (DATA | {"times": {"a": 1.5}}, r"times.a is 1.5, not \[microseconds, spread, hash, blocks\]"),
+        (DATA | {"times": {"a": [0, 0, "0" * 12, 1]}}, "times.a: 0 is not a positive number"),
+        (DATA | {"times": {"a": [float("nan"), 0, "0" * 12, 1]}}, "times.a: nan is not a positive number"),
+        (DATA | {"times": {"a": ["1", 0, "0" * 12, 1]}}, "times.a: '1' is not a positive number"),
+        (DATA | {"times": {"a": [1, -1, "0" * 12, 1]}}, "times.a: -1 is not a spread"),
+        (DATA | {"times": {"a": [1, 0, "0" * 11, 1]}}, "times.a: '00000000000' is not the first 12 hex digits"),
+        (DATA | {"times": {"a": [1, 0, "G" * 12, 1]}}, "times.a: .* is not the first 12 hex digits"),
+        (DATA | {"times": {"a": [1, 0, "0" * 12, 0]}}, "times.a: 0 is not a number of blocks"),
+        (DATA | {"times": {"a": [1, 0, "0" * 12, 2.5]}}, "times.a: 2.5 is not a number of blocks"),
     ],
 )
 def test_faults_name_the_place(data: Any, message: str) -> None:

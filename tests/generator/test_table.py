@@ -59,7 +59,7 @@ def tune(spec: Spec, templates: Path, folder: Path, us: dict[str, float], gpu: s
     folder.mkdir(exist_ok=True)
     known = {point.variant.name: point.variant for point in points(spec)}
     digits = {name: content_hash(known[name], templates)[:HASH_DIGITS] if name in known else "0" * 12 for name in us}
-    times = {name: Time(time, 0.0, digits[name]) for name, time in us.items()}
+    times = {name: Time(time, 0.0, digits[name], 2) for name, time in us.items()}
     record = Record("", Gpu.parse(gpu), "13.0", "580", 0, KEY._replace(m=m), times)
     with (folder / "new.jsonl").open("a") as file:
         file.write(line(record) + "\n")

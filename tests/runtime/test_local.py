@@ -26,7 +26,7 @@ A, B, C = NAMES[:3]
 
 
 def time(name: str, us: float) -> Time:
-    return Time(us, 0.01, PACK.hashes[name][:HASH_DIGITS])
+    return Time(us, 0.01, PACK.hashes[name][:HASH_DIGITS], 2)
 
 
 def record(**us: float) -> Record:

@@ -20,6 +20,7 @@ from tilery.launch import GemmParams
 from tilery.problem import ITEM_BYTES, Problem
 
 SUCCESS, OUT_OF_MEMORY, INVALID_VALUE, ILLEGAL_ADDRESS = 0, 2, 1, 700
+RESIDENT = 3  # blocks of any kernel that an SM holds
 
 
 class Attribute(IntEnum):
@@ -158,6 +159,14 @@ class FakeDriver:
             source, target = copy.srcDevice + row * copy.srcPitch, copy.dstHost + row * copy.dstPitch
             ctypes.memmove(target, source, copy.WidthInBytes)
         return (SUCCESS,)
+
+    # Kernels.
+    def cuKernelGetFunction(self, kernel: Any) -> tuple[int, Any]:
+        return SUCCESS, f"function of {kernel}"
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: Any, threads: int, shared: int) -> tuple[int, int]:
+        assert function.startswith("function of "), "the driver takes a function here, and no kernel"
+        return SUCCESS, RESIDENT
 
     # Streams, events and graphs.
     def cuStreamCreate(self, flags: int) -> tuple[int, int]:

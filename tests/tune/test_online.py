@@ -11,6 +11,7 @@ import pytest
 
 from tests.runtime.simulated import problem
 from tests.tune.conftest import Bench, names, pack
+from tests.tune.fake_driver import RESIDENT
 from tilery import device, policy
 from tilery.asked import request
 from tilery.generator.records import Record
@@ -51,6 +52,7 @@ def test_a_record_of_all(gpu: Bench) -> None:
     assert record is not None
     assert set(record.times) == set(names(P))
     assert min(record.times, key=lambda name: record.times[name].us) == fast
+    assert {time.resident for time in record.times.values()} == {RESIDENT}
     assert tuned() == {"tuned": 1}
     assert stats()["tune"]["seconds"] > 0
 

@@ -82,7 +82,7 @@ def measured(problems: Any, number: int, book: Any, options: Any, progress: Any)
             results.append(Result(asked, "kept"))
         else:
             results.append(Result(asked, "measured", default="v", best="v", times={"v": Measured(1.0)}))
-            times = {"v": Time(1.0 + number, 0.0, "0" * 12)}
+            times = {"v": Time(1.0 + number, 0.0, "0" * 12, 1)}
             book.add(Record("", GPUS[number].gpu, "13.0", "580", 0, record_key(asked), times))
         progress(results[-1])
     return Report(str(GPUS[number]), tuple(results), len(problems), 1.0, {"w": "too large"}, ("the same note",))

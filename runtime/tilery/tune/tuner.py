@@ -59,6 +59,7 @@ class Tuner:
         target: the arch for which NVRTC compiles, or None where it is not needed.
         jit: whether variants without an image are candidates.
         failed: by variant, why it could not be made ready.
+        resident: by variant, blocks of it that an SM holds at once.
     """
 
     gpu: Gpu
@@ -68,6 +69,7 @@ class Tuner:
     target: str | None = None
     jit: bool = False
     failed: dict[str, str] = field(default_factory=dict)
+    resident: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.blocked = blocklist.known({}, self.store, self.gpu.info, self.pack)
@@ -122,7 +124,10 @@ class Tuner:
         kernels: dict[str, tuple[Variant, Any]] = {}
         for one in found:
             try:
-                kernels[one.variant.name] = one.variant, load(one, self.pack, self.gpu.ordinal, self.store)
+                kernel = load(one, self.pack, self.gpu.ordinal, self.store)
+                kernels[one.variant.name] = one.variant, kernel
+                if one.variant.name not in self.resident:
+                    self.resident[one.variant.name] = image.resident(kernel, one.variant)
             except (CompileError, DriverError, PackError) as error:
                 if isinstance(error, DriverError) and error.name not in image.IMAGE_FAULTS:
                     raise
@@ -138,7 +143,7 @@ class Tuner:
     def record(self, asked: Asked, times: Mapping[str, Measured], clock_mhz: int) -> Record:
         """The record of what was measured."""
         hashes = self.hashes(asked)
-        found = {name: Time(one.us, one.spread, hashes[name]) for name, one in times.items()}
+        found = {n: Time(one.us, one.spread, hashes[n], self.resident[n]) for n, one in times.items()}
         driver = blocklist.driver(self.gpu.info)
         return Record(
             "measured", self.gpu.info.gpu, self._toolchain(asked), driver, clock_mhz, record_key(asked.problem), found
