@@ -19,7 +19,7 @@ OVERLAP = 3
 # A tile of side s does s/2 multiply-adds per element that it loads; a side of 16 reaches half of a family's efficiency.
 HALF_SIDE = 16
 # Before anything is fitted: clocks of a k-step that waits for memory rather than L2, and what bounds checks add to one.
-COLD_CLOCKS, EDGE = 130.0, 0.25
+COLD_CLOCKS, EDGE, ROW_CLOCKS = 250.0, 0.1, 40.0
 # What a warp that returns at once costs, as a part of one that stores.
 IDLE_WARP = 0.25
 
@@ -97,7 +97,7 @@ def assumed(variant: Variant, cost: Mapping[str, Any], device: Device) -> Coeffi
         edge_clocks=EDGE * tile_m * tile_n * tile_k / macs_per_clock,
         tile_clocks=cost["tile_clocks"] / 2,
         store_clocks=cost["tile_clocks"] / 4,
-        row_clocks=cost["tile_clocks"] / 4 / tile_m,
+        row_clocks=ROW_CLOCKS,
         scalar_clocks=cost["scalar_clocks"],
         memory=cost["memory"],
         l2_bytes=cost["l2_bytes"],

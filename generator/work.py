@@ -348,7 +348,7 @@ def _busy(blocks: int, warps: int) -> float:
 
 
 def _last(rest: int, resident: int, waves: int, device: Device, warps: int) -> float:
-    """Blocks on the busiest SM in the last wave, as `_busy` counts them: with as many warps as schedulers it changes none.
+    """Blocks on the busiest SM in the last wave, as `_busy` counts them, which with SCHEDULERS warps changes none.
 
     They are spread evenly, but not behind a full wave: there an SM that is free early takes a second one. After more
     waves SMs are free at different times, and that fades.

@@ -36,6 +36,15 @@ def measured(*names: Path) -> dict[Key, Times]:
     return {key: us for key, us in times.items() if us.keys() - FALLBACK}
 
 
+def resident() -> dict[str, int]:
+    """Blocks of each variant that an SM held in the last of its records."""
+    return {
+        name: time.resident
+        for record in records.read_file(TUNING / "nvidia_h200.jsonl")
+        for name, time in record.times.items()
+    }
+
+
 def shipped() -> tuple[records.Gpu, fit.Fits]:
     ((gpu, fits),) = fit.read(TUNING).items()
     return gpu, fits
@@ -69,25 +78,23 @@ def public() -> set[tuple[int, int, int, str]]:
     return found
 
 
-def test_halves_of_the_records_predict_each_other() -> None:
-    """Of random extremes 3 exceed the maximum, which must not become more, see docs/decisions/0014-cost-model.md."""
+@pytest.mark.parametrize(("which", "least"), [("all", 6000), ("public", 1300)])
+def test_halves_of_the_records_predict_each_other(which: str, least: int) -> None:
+    """All of them, and those of the public lists in three dtypes, which then know of no other problem."""
     gpu, _ = shipped()
     costs = {name: family.cost for name, family in SPEC.families.items()}
-    every = measured(TUNING / "nvidia_h200.jsonl")
-    times = {key: us for key, us in every.items() if key.dtype in ("bf16", "f16", "f32")}
-    chosen = fit.held_out(times, KNOWN, costs, table.device_of(SPEC, gpu), folds=2)
-    losses = {key: times[key][name] / min(times[key].values()) for key, name in chosen.items()}
     rows = public()
-    found = regret([loss for key, loss in losses.items() if (key.m, key.n, key.k, key.layout) in rows])
-    assert found.problems > 1300
+    times = {
+        key: us
+        for key, us in measured(TUNING / "nvidia_h200.jsonl").items()
+        if which == "all" or ((key.m, key.n, key.k, key.layout) in rows and key.dtype in ("bf16", "f16", "f32"))
+    }
+    chosen = fit.held_out(times, KNOWN, resident(), costs, table.device_of(SPEC, gpu), folds=2)
+    found = regret([times[key][name] / min(times[key].values()) for key, name in chosen.items()])
+    assert found.problems > least
     assert found.geomean <= 1.02
     assert found.p90 <= 1.06
     assert found.max <= 1.25
-    found = regret(list(losses.values()))
-    assert found.problems > 3000
-    assert found.geomean <= 1.02
-    assert found.p90 <= 1.06
-    assert sum(loss > 1.25 for loss in losses.values()) <= 3
 
 
 def test_no_held_out_pair_was_tuned() -> None:
@@ -118,15 +125,16 @@ def test_tuned_problems_get_what_was_fastest() -> None:
 
 
 def test_the_committed_coefficients_are_those_of_the_committed_records() -> None:
-    """Of one layout and dtype, as a fit of all takes long."""
+    """Of one family and dtype, as a fit of all takes long."""
     gpu, fits = shipped()
     costs = {name: family.cost for name, family in SPEC.families.items()}
     hashes = {name: content_hash(variant) for name, variant in KNOWN.items()}
     taken = records.read_file(TUNING / "nvidia_h200.jsonl")
-    names = [name for name in KNOWN if name.startswith("gemm_mma_s8_nt_") and name in CORE]
+    names = [name for name in KNOWN if name.startswith("gemm_mma_s8_")]
     (times,) = merge(taken, lambda gpu: KNOWN.keys(), hashes).times.values()
-    again = fit.fit(times, {name: KNOWN[name] for name in names}, costs, table.device_of(SPEC, gpu))
-    assert again.keys() == set(names)
+    again = fit.fit(times, {name: KNOWN[name] for name in names}, resident(), costs, table.device_of(SPEC, gpu))
+    assert again.keys() == {name for name in names if name in fits.variants}
+    assert len(again) > 15
     for name, one in again.items():
         assert one.problems == fits.variants[name].problems
         assert one.coefficients == pytest.approx(fits.variants[name].coefficients, rel=0.05)
