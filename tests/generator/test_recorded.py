@@ -14,7 +14,7 @@ import pytest
 from generator import fit, records, table
 from generator.expand import expand, points
 from generator.load import ROOT, load
-from generator.ranking import Regret, Times, best, merge, regret
+from generator.ranking import Merged, Regret, Times, best, merge, regret
 from generator.records import Key
 from generator.render import content_hash
 
@@ -22,27 +22,23 @@ TUNING, RESULTS = ROOT / "tuning", ROOT / "benchmarks" / "results"
 SPEC = load()
 KNOWN = {point.variant.name: point.variant for point in points(SPEC)}
 CORE = {variant.name for variant in expand(SPEC, "sm_90a").variants}
-FALLBACK = {name for name in CORE if KNOWN[name].family == "gemm_naive"}
+FALLBACK = frozenset(name for name in CORE if KNOWN[name].family == "gemm_naive")
 
 
 @cache
-def measured(*names: Path) -> dict[Key, Times]:
-    """Times of the variants of a wheel, as they are now."""
+def merged(*names: Path, fallback: frozenset[str] = frozenset()) -> Merged:
+    """What records say of the variants of a wheel, as they are now."""
     hashes = {name: content_hash(variant) for name, variant in KNOWN.items()}
     taken = [record for path in names for record in records.read_file(path)]
-    merged = merge(taken, lambda gpu: CORE, hashes, FALLBACK)
-    assert merged.dropped["of variants that have changed since"] == 0, "measure again: `tilery tune`"
-    (times,) = merged.times.values()
+    found = merge(taken, lambda gpu: CORE, hashes, fallback)
+    assert found.dropped["of variants that have changed since"] == 0, "measure again: `tilery tune`"
+    return found
+
+
+def measured(*names: Path) -> dict[Key, Times]:
+    """Times of the variants of a wheel, where it has another one than the fallback."""
+    (times,) = merged(*names, fallback=FALLBACK).times.values()
     return {key: us for key, us in times.items() if us.keys() - FALLBACK}
-
-
-def resident() -> dict[str, int]:
-    """Blocks of each variant that an SM held in the last of its records."""
-    return {
-        name: time.resident
-        for record in records.read_file(TUNING / "nvidia_h200.jsonl")
-        for name, time in record.times.items()
-    }
 
 
 def shipped() -> tuple[records.Gpu, fit.Fits]:
@@ -81,20 +77,20 @@ def public() -> set[tuple[int, int, int, str]]:
 @pytest.mark.parametrize(("which", "least"), [("all", 6000), ("public", 1300)])
 def test_halves_of_the_records_predict_each_other(which: str, least: int) -> None:
     """All of them, and those of the public lists in three dtypes, which then know of no other problem."""
-    gpu, _ = shipped()
     costs = {name: family.cost for name, family in SPEC.families.items()}
-    rows = public()
+    rows, found = public(), merged(TUNING / "nvidia_h200.jsonl")
+    ((gpu, every),) = found.times.items()
     times = {
         key: us
-        for key, us in measured(TUNING / "nvidia_h200.jsonl").items()
+        for key, us in every.items()
         if which == "all" or ((key.m, key.n, key.k, key.layout) in rows and key.dtype in ("bf16", "f16", "f32"))
     }
-    chosen = fit.held_out(times, KNOWN, resident(), costs, table.device_of(SPEC, gpu), folds=2)
-    found = regret([times[key][name] / min(times[key].values()) for key, name in chosen.items()])
-    assert found.problems > least
-    assert found.geomean <= 1.02
-    assert found.p90 <= 1.06
-    assert found.max <= 1.25
+    chosen = fit.held_out(times, KNOWN, found.resident[gpu], costs, table.device_of(SPEC, gpu), folds=2)
+    losses = regret([times[key][name] / min(times[key].values()) for key, name in chosen.items()])
+    assert losses.problems > least
+    assert losses.geomean <= 1.02
+    assert losses.p90 <= 1.06
+    assert losses.max <= 1.25
 
 
 def test_no_held_out_pair_was_tuned() -> None:
@@ -131,8 +127,10 @@ def test_the_committed_coefficients_are_those_of_the_committed_records() -> None
     hashes = {name: content_hash(variant) for name, variant in KNOWN.items()}
     taken = records.read_file(TUNING / "nvidia_h200.jsonl")
     names = [name for name in KNOWN if name.startswith("gemm_mma_s8_")]
-    (times,) = merge(taken, lambda gpu: KNOWN.keys(), hashes).times.values()
-    again = fit.fit(times, {name: KNOWN[name] for name in names}, resident(), costs, table.device_of(SPEC, gpu))
+    found = merge(taken, lambda gpu: KNOWN.keys(), hashes)
+    ((one, times),) = found.times.items()
+    few = {name: KNOWN[name] for name in names}
+    again = fit.fit(times, few, found.resident[one], costs, table.device_of(SPEC, gpu))
     assert again.keys() == {name for name in names if name in fits.variants}
     assert len(again) > 15
     for name, one in again.items():

@@ -84,7 +84,11 @@ _gpus = st.builds(Gpu, _names, st.tuples(st.integers(0, 20), st.integers(0, 9)),
 _keys = st.builds(Key, _names, _names, _names, _sizes, _sizes, _sizes, _sizes, _sizes, _names, st.just("") | _names)
 _us = st.integers(1, 10**8).map(lambda n: float(f"{n / 1e4:.4g}"))
 _times = st.builds(
-    Time, _us, st.integers(0, 1000).map(lambda n: n / 1000), st.text("0123456789abcdef", min_size=12, max_size=12)
+    Time,
+    _us,
+    st.integers(0, 1000).map(lambda n: n / 1000),
+    st.text("0123456789abcdef", min_size=12, max_size=12),
+    st.integers(1, 32),
 )
 
 
