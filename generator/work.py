@@ -17,10 +17,11 @@ SM_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1
 SM_BLOCKS = 32
 SM_REGISTERS = 65536
 # Registers of a thread beside its accumulators: operand fragments, addresses, loop state. With one sum there are
-# no fragments. Sixteen bytes, or whole words, go to shared memory without passing through them (cp.async).
+# no fragments. Words, and rows that begin at multiples of 16 bytes, go to shared memory without passing through
+# registers (cp.async).
 OTHER_REGISTERS, FEW_REGISTERS = 64, 31
-MAX_REGISTERS, REGISTER = 255, 4
-ASYNC_BYTES = (4, 16)
+MAX_REGISTERS = 255
+WORD, CHUNK = 4, 16
 # The hardware keeps 1 KiB of shared memory for each block, and the SM has 1 KiB beyond what one block may ask for.
 RESERVED_SHARED = 1024
 # Of an SM; each issues for the warps of its own.
@@ -102,7 +103,7 @@ class Work(NamedTuple):
         scalars: elements of a tile's result that are stored one by one, as where rows do not begin at 16 bytes.
         early: blocks that one SM holds in a first wave, where it holds more of them later.
         resident: blocks that one SM holds, as `_busy` counts them.
-        waves: waves of them on each SM.
+        waves: how many waves of so many there are on each SM.
         last: blocks on the busiest SM in a last, incomplete wave.
         busy: those, as `_busy` counts them.
         memory_bytes: traffic with memory.
@@ -208,9 +209,9 @@ def resident_blocks(variant: Variant, device: Device) -> int:
     """Blocks of a variant that one SM holds at a time, at least 1: an estimate, for where the driver was not asked."""
     sums, size = sums_per_thread(variant), BYTES[variant.dtype]
     registers = sums + (OTHER_REGISTERS if sums > 1 else FEW_REGISTERS)
-    if sums > 1 and not {size, variant.align} & set(ASYNC_BYTES):
+    if sums > 1 and size != WORD and variant.align != CHUNK:
         tile_m, tile_n, tile_k = variant["tile"]
-        registers += (tile_m + tile_n) * tile_k * size // (variant.threads * REGISTER)
+        registers += (tile_m + tile_n) * tile_k * size // (variant.threads * WORD)
     # A Config with `blocks` has its registers bounded so that as many fit.
     config: dict[str, Any] = dict(variant.config)
     by_registers: int = config.get("blocks", SM_REGISTERS // (min(registers, MAX_REGISTERS) * variant.threads))
