@@ -2,7 +2,7 @@
 
 tilery tune --like held_out --dtype bf16 --dtype f16 --dtype f32 --jit --out benchmarks/results/held_out.jsonl
 python benchmarks/regret.py benchmarks/results/held_out.jsonl --again benchmarks/results/held_out_again.jsonl
-python benchmarks/regret.py --halves tuning/nvidia_h200.jsonl
+python benchmarks/regret.py --halves tuning/nvidia_h200.jsonl [--deals 6]
 
 Measuring needs the GPU; this script does not: it asks the installed pack what it would choose, and reads what each
 variant took. Its best is the best of what the pack has code for; ``all`` also counts what NVRTC would have to compile.
@@ -170,22 +170,27 @@ def flips(first: Path, again: Path, pack: Pack, report: Report) -> None:
     report.tell(f"winners of two tunes differ in {changed} of {len(both)}: {changed / len(both):.1%}, bound 5 %", ok)
 
 
-def halves(taken: Sequence[Record], pack: Pack, report: Report) -> None:
-    """The regret of each problem, chosen for by a model that was fitted to the other half of the (n, k) pairs."""
+def halves(taken: Sequence[Record], pack: Pack, report: Report, deals: int) -> None:
+    """The regret of each problem, chosen for by a model that was fitted to the other half of the (n, k) pairs.
+
+    The pairs are dealt in order, and in so many random orders more.
+    """
     there, device = built(pack), device_of(taken[0].gpu, pack)
     problems = {record.key: us for record in taken if (us := only(measured(record, pack), there))}
     resident = {name: time.resident for record in taken for name, time in record.times.items()}
     public = {record_key(problem) for problem in shapes.problems([], PUBLIC, PUBLIC_DTYPES)}
 
-    def losses(asked: Mapping[Key, Mapping[str, float]]) -> dict[Key, float]:
-        chosen = fit.held_out(asked, pack.variants, resident, pack.cost, device, folds=2)
+    alone = {key: us for key, us in problems.items() if key in public}
+
+    def losses(asked: Mapping[Key, Mapping[str, float]], deal: int) -> dict[Key, float]:
+        chosen = fit.held_out(asked, pack.variants, resident, pack.cost, device, folds=2, deal=deal)
         return {key: asked[key][name] / min(asked[key].values()) for key, name in chosen.items()}
 
-    every = losses(problems)
-    report.regrets("halves, all records", list(every.values()), BOUNDS)
-    report.regrets("halves, public lists", [loss for key, loss in every.items() if key in public], BOUNDS)
-    alone = losses({key: us for key, us in problems.items() if key in public})
-    report.regrets("halves, public lists alone", list(alone.values()), BOUNDS)
+    for deal in range(deals + 1):
+        title, every = f"deal {deal}, " if deals else "halves, ", losses(problems, deal)
+        report.regrets(f"{title}all records", list(every.values()), BOUNDS)
+        report.regrets(f"{title}public lists", [loss for key, loss in every.items() if key in public], BOUNDS)
+        report.regrets(f"{title}public lists alone", list(losses(alone, deal).values()), BOUNDS)
 
 
 def write(path: Path, rows: Sequence[Choice], lines: Iterable[str]) -> None:
@@ -202,6 +207,7 @@ def main() -> int:
     parser.add_argument("records", type=Path, nargs="?", help="measured problems, of which the pack chooses")
     parser.add_argument("--again", type=Path, help="a second measurement of the same problems, for the winners' flips")
     parser.add_argument("--halves", type=Path, help="records whose halves predict each other")
+    parser.add_argument("--deals", type=int, default=0, help="random halves more")
     parser.add_argument("--worst", type=int, default=10, help="how many of the worst choices are shown")
     parser.add_argument("--out", type=Path, help="the CSV to write")
     args = parser.parse_args()
@@ -213,7 +219,7 @@ def main() -> int:
     if args.records and args.again:
         flips(args.records, args.again, pack, report)
     if args.halves:
-        halves(list(records.read_file(args.halves)), pack, report)
+        halves(list(records.read_file(args.halves)), pack, report, args.deals)
     print("\n".join(report.lines))
     if args.out:
         write(args.out, rows, report.lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,9 +166,15 @@ def held_out(
     costs: Costs,
     device: Device,
     folds: int = FOLDS,
+    deal: int = 0,
 ) -> dict[Key, str]:
-    """For each problem, the variant that a model chooses that was fitted without any problem of its (n, k)."""
+    """For each problem, the variant that a model chooses that was fitted without any problem of its (n, k).
+
+    The pairs are dealt in order, or, with another ``deal`` than 0, in a random order of that number.
+    """
     pairs = sorted({(key.n, key.k) for key in problems})
+    if deal:
+        random.Random(deal).shuffle(pairs)
     part = {pair: i % folds for i, pair in enumerate(pairs)}
     found: dict[Key, str] = {}
     for fold in range(folds):

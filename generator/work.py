@@ -27,8 +27,8 @@ RESERVED_SHARED = 1024
 # Of an SM; each issues for the warps of its own.
 SCHEDULERS = 4
 WARP = 32
-# Bytes that L1 and L2 look up at once, and the part of them that L2 delivers. Memory delivers so many where a row is
-# read along k, and whole lines where one row after the other is.
+# Bytes that L1 and L2 look up at once, and the part of them that L2 delivers. Memory delivers a burst at a time to rows
+# that are read along k, and whole lines where one row is read after the other.
 LINE, SECTOR, BURST = 128, 32, 64
 # Lines that L1 looks up while one bank of it delivers an element.
 LOOKUPS = 16
@@ -334,8 +334,8 @@ def _crowded(blocks: int, early: int, most: int, device: Device) -> Waves:
 def _even(blocks: int, resident: int, device: Device, warps: int) -> Waves:
     """Waves of equally many blocks, and a last one of what is left."""
     waves, rest = divmod(blocks, resident * device.sms)
-    last, busy = (_last(rest, resident, waves, device, of) for of in (SCHEDULERS, warps))
-    return Waves(0, _busy(resident, warps), waves, last, busy)
+    last = _last(rest, resident, waves, device, SCHEDULERS)
+    return Waves(0, _busy(resident, warps), waves, last, busy=_last(rest, resident, waves, device, warps))
 
 
 def _busy(blocks: int, warps: int) -> float:

@@ -243,7 +243,8 @@ def test_the_fit_finds_the_times_it_is_given() -> None:
         ]
         assert one.problems == len(KEYS)
         assert one.error < 0.05 < sum(map(abs, off)) / len(off)
-    assert set(fit.held_out(given_times, VARIANTS, {}, COSTS, H200)) == set(given_times)
+    for deal in (0, 1):
+        assert set(fit.held_out(given_times, VARIANTS, {}, COSTS, H200, deal=deal)) == set(given_times)
 
 
 def test_one_wild_time_does_not_bend_the_fit() -> None:

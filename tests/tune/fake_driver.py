@@ -61,6 +61,7 @@ class FakeDriver:
 
     def __init__(self, problem: Callable[[], Problem]) -> None:
         self.called: set[str] = set()
+        self.occupancy: dict[str, tuple[int, int]] = {}
         self.us: Callable[[str], float] = lambda name: 10.0
         self.problem = problem
         self.wrong: set[str] = set()
@@ -165,7 +166,8 @@ class FakeDriver:
         return SUCCESS, f"function of {kernel}"
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: Any, threads: int, shared: int) -> tuple[int, int]:
-        assert function.startswith("function of "), "the driver takes a function here, and no kernel"
+        assert function.startswith("function of kernel "), "the driver takes a function here, and no kernel"
+        self.occupancy[function.removeprefix("function of kernel ")] = threads, shared
         return SUCCESS, RESIDENT
 
     # Streams, events and graphs.

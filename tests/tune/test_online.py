@@ -53,6 +53,8 @@ def test_a_record_of_all(gpu: Bench) -> None:
     assert set(record.times) == set(names(P))
     assert min(record.times, key=lambda name: record.times[name].us) == fast
     assert {time.resident for time in record.times.values()} == {RESIDENT}
+    launched = {name: pack().variants[name] for name in record.times}
+    assert gpu.occupancy == {name: (variant.threads, variant.shared_bytes) for name, variant in launched.items()}
     assert tuned() == {"tuned": 1}
     assert stats()["tune"]["seconds"] > 0
 
