@@ -42,7 +42,7 @@ def test_read(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "is not a JSON object"),
-        ({}, "schema is None; this generator reads 3: measure again"),
+        ({}, "schema is None; this generator reads 3: measure again with `tilery tune`"),
         (DATA | {"schema": 2}, "schema is 2; this generator reads 3"),
         (DATA | {"laiout": "nt"}, "unknown key 'laiout'; nearest: layout"),
         ({"schema": 3, "op": "gemm"}, "missing key 'gpu'; given: schema, op"),
