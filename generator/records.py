@@ -196,7 +196,10 @@ def parse(place: str, text: str) -> Record:
     if not isinstance(data, dict):
         raise TableError(f"{place}: is not a JSON object")
     if data.get("schema") != SCHEMA:
-        raise TableError(f"{place}: schema is {data.get('schema')!r}; this generator reads {SCHEMA}: measure again with `tilery tune`")
+        found = data.get("schema")
+        raise TableError(
+            f"{place}: schema is {found!r}; this generator reads {SCHEMA}: measure again with `tilery tune`"
+        )
     _check(place, data)
     try:
         gpu = Gpu.parse(data["gpu"])
